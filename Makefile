@@ -1,0 +1,40 @@
+# `make demo` is all that a fresh clone needs: the first target that wants the environment builds it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# torch first: nothing that is installed afterwards may replace it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -c constraints.txt torch
+	@$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP) ## run the quickstart
+	@$(BIN)/python examples/quickstart.py
+
+lint: $(STAMP) ## check style and formatting
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+# Two workers with one thread each: torch would otherwise start a full set of threads in every worker.
+test: lint ## lint, then run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: $(STAMP) ## measure speed and memory of the operator
+	@$(BIN)/python kernels/benchmarks/run.py
+
+format: $(STAMP) ## apply the formatter and the safe lint fixes
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+clean: ## delete caches and build products (the environment stays)
+	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +

@@ -1,0 +1,349 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""ITNet model configuration."""
+
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from .preset_files import read_preset
+from .rules import CLS_MODALITIES, KERNEL_INPUTS, POSITION_DIMS, check_config, check_kernel_inputs
+
+
+@strict
+class ITNetConfig(PreTrainedConfig):
+    r"""
+    Configuration of an ITNet: a stack of learnable integral operators over a signal `u` on a domain of positions `x`.
+
+    One head of one layer computes, for every query position `x_i` of `n`,
+
+        out_i = Σ_j ω_j K_ij u_j,   K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2)   (d_h × d_h, d_h = hidden_size / heads)
+
+    where `ω` is the measure (it sums to 1) and `z_ij` the kernel input: positions and features of both ends. A layer
+    is `W^O concat(heads) + W_θ u`, then a feed-forward network, both pre-norm with a residual connection.
+
+    The defaults are those of `itnet-base` on images; [`ITNetConfig.from_preset`] loads the other sizes. A value out of
+    its range, or two that do not fit together, is a `ValueError`; a value of the wrong type, or a string that is not
+    among the listed ones, is the `StrictDataclassFieldValidationError` that Transformers uses everywhere.
+
+    Args:
+        modality (`str`, *optional*, defaults to `"image"`):
+            Which encoder turns the inputs into a signal: `"image"`, `"text"`, `"multimodal"` (image and text on one
+            joint domain), `"point_cloud"`, `"graph"`, or `"signal"` (features and positions are given directly).
+
+        > Width and depth
+
+        hidden_size (`int`, *optional*, defaults to 768):
+            Features per position, `d`. A multiple of `num_attention_heads`.
+        num_hidden_layers (`int`, *optional*, defaults to 12):
+            Number of layers, `L`. Also sets the `1/√(2L)` scale of the two output projections at initialisation.
+        num_attention_heads (`int`, *optional*, defaults to 12):
+            Number of heads, `H`: independent kernels, each on its own slice of `d_h = d/H` features. For a fixed `d`,
+            more heads means smaller kernels: a per-head kernel has `w_κ d²/H` output weights in all.
+        intermediate_size (`int`, *optional*):
+            Hidden units of the feed-forward network. `None` becomes `4 * hidden_size`.
+        hidden_act (`str`, *optional*, defaults to `"gelu"`):
+            Activation of the feed-forward network, a name that Transformers knows. The kernel MLP always uses the
+            exact (erf) GELU.
+
+        > Positions
+
+        position_dim (`int`, *optional*):
+            Coordinates per position, `s`. `None` becomes 2 for images and multimodal input, 1 for text, 3 for point
+            clouds and 8 for graphs (Laplacian eigenvectors; the only one of these that may be changed). A `"signal"`
+            has no default.
+        num_fourier_features (`int`, *optional*, defaults to 64):
+            Frequencies `L_f` of the map `γ(x) = [sin(2πBx); cos(2πBx)]`, `B` of shape `[L_f, s]`, frozen. Positions
+            enter the kernel as `2 L_f` numbers per group. 0 turns the map off: `γ(x) = x`, `s` numbers per group.
+        fourier_scale (`float`, *optional*, defaults to 10.0):
+            Standard deviation `σ` of the entries of `B`, in cycles per unit of length. Larger resolves finer structure
+            and makes kernels vary faster with position.
+        fourier_seed (`int`, *optional*, defaults to 0):
+            Seed of the generator that draws `B`. The encoder and all layers share that one matrix.
+
+        > Kernel
+
+        kernel_hidden_size (`int`, *optional*, defaults to 128):
+            Hidden units of the kernel MLP, `w_κ`. Cost per pair of positions grows linearly with it.
+        kernel_num_layers (`int`, *optional*, defaults to 2):
+            Linear layers of the kernel MLP, `ℓ_κ`: 2 or 3. The third adds a `w_κ × w_κ` layer per pair.
+        kernel_init_scale (`float`, *optional*, defaults to 0.001):
+            `ε` in `W2 = ε N(0, 1/w_κ)`. How far the kernel starts from the identity, which `b2` holds; 0 makes the
+            initial head exactly the mean of the signal.
+        kernel_inputs (`list[str]` or `tuple[str, ...]`, *optional*):
+            Which of the groups `"x"`, `"y"`, `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`, `"u_x*u_y"` the kernel sees;
+            `x` is the query end, `y` the key end. Defaults to all. Any subset, in any order: stored as a tuple in the
+            order above. Empty means a constant kernel.
+        kernel_output_sharing (`str`, *optional*, defaults to `"per_head"`):
+            `"per_head"`: `W2 [H, d_h², w_κ]`, `b2 [H, d_h²]`. `"shared"`: one `W2`, `b2` for all heads of a layer, `H`
+            times fewer kernel output weights. `W1` is shared by the heads in both cases.
+
+        > Integration
+
+        integration_mode (`str`, *optional*, defaults to `"auto"`):
+            How the sum over `j` is taken. `"exact"`: all `n` keys, `O(n²)`. `"monte_carlo"`: `num_samples` keys per
+            query. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exact up to `exact_max_positions`, `approximate_mode`
+            above.
+        approximate_mode (`str`, *optional*):
+            What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. With `None` the model has
+            no parameters for an approximation, and `"auto"` stays exact at every length.
+        exact_max_positions (`int`, *optional*, defaults to 512):
+            Largest number of positions that `"auto"` integrates exactly.
+        num_samples (`int`, *optional*, defaults to 128):
+            Keys sampled per query, `M`, when training with Monte Carlo integration; number of anchors at evaluation.
+            The variance of the estimate falls as `1/M`.
+        rank (`int`, *optional*, defaults to 8):
+            Rank of the low-rank kernel, per head. At most `d_h`.
+        proposal_loss_weight (`float`, *optional*, defaults to 0.1):
+            `λ` in `loss + λ proposal_loss`, added by the heads when training with Monte Carlo integration.
+        proposal_epsilon (`float`, *optional*, defaults to 0.01):
+            Share of the measure mixed into the proposal, in (0, 1]. Bounds importance weights by `1/ε`; 1 samples from
+            the measure itself.
+        measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`):
+            Weights `ω` of the positions. `"uniform"`: `1/n` each. Multimodal input only: `"balanced"` gives image and
+            text the same total weight, `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
+        is_causal (`bool`, *optional*, defaults to `False`):
+            Each query integrates only over keys up to itself, with `ω` normalised over those. Text and signals only.
+        backend (`str`, *optional*, defaults to `"auto"`):
+            Implementation of the exact operator: `"reference"`, `"tiled"`, `"triton"`, or `"auto"` (Triton on GPU
+            tensors, tiled elsewhere). Does not change the result beyond rounding.
+
+        > Images
+
+        image_size (`int`, `list[int]` or `tuple[int, int]`, *optional*, defaults to 224):
+            Pixels along each side, or `(height, width)`. A multiple of every patch size.
+        patch_size (`int`, `list[int]` or `tuple[int, ...]`, *optional*, defaults to 16):
+            Pixels along each side of a square patch. A sequence gives one grid of patches per entry, all on one joint
+            domain: `(8, 16)` makes 784 + 196 positions of a 224-pixel image.
+        num_channels (`int`, *optional*, defaults to 3):
+            Channels per pixel.
+
+        > Text
+
+        vocab_size (`int`, *optional*, defaults to 30522):
+            Number of token ids.
+        max_position_embeddings (`int`, *optional*, defaults to 512):
+            Longest text, in tokens. Nothing is learned per position; in a causal model it is the unit of length as
+            well: token `k` (from 1) sits at `k / max_position_embeddings`.
+        type_vocab_size (`int`, *optional*, defaults to 2):
+            Number of segment ids (`token_type_ids`).
+        pad_token_id (`int`, *optional*, defaults to 0):
+            Token id of padding. Padding has measure 0.
+        bos_token_id (`int`, *optional*):
+            Token id that starts a generated text.
+        eos_token_id (`int` or `list[int]`, *optional*):
+            Token id, or ids, that end a generated text.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
+            Language-model heads reuse the token embeddings as output weights.
+        use_cache (`bool`, *optional*, defaults to `True`):
+            Causal models return a cache of past features and positions, so that decoding computes one query per step.
+
+        > Point clouds
+
+        point_feature_size (`int`, *optional*, defaults to 0):
+            Features per point beside its coordinates (3 for normals).
+        point_embedding (`str`, *optional*, defaults to `"fourier"`):
+            What the point encoder embeds: `"fourier"` features `γ(x)` of the coordinates, or the `"raw"` coordinates.
+        local_neighbors (`int`, *optional*, defaults to 16):
+            Nearest neighbours `K` that local pre-extraction pools around each point. 0 turns it off.
+
+        > Graphs
+
+        node_feature_size (`int`, *optional*, defaults to 1):
+            Real features per node.
+        num_node_types (`int`, *optional*, defaults to 0):
+            If positive, nodes carry one label out of this many instead of real features, and labels are embedded.
+        edge_gate (`bool`, *optional*, defaults to `True`):
+            Multiply the kernel by `1[edge] + λ`, with a learned `λ ≥ 0`. `False` ignores the edges in the operator.
+        edge_gate_init (`float`, *optional*, defaults to 1.0):
+            Initial `λ`. 0 integrates over edges only; large values make edges matter less.
+
+        > Heads, regularisation, initialisation
+
+        pooling (`str`, *optional*):
+            What classifiers read: `"cls"`, the features at the [CLS] position (images, text, multimodal), or `"mean"`,
+            the mean over real positions. `None` becomes `"cls"` where there is a [CLS] that sees the whole input, and
+            `"mean"` otherwise: point clouds, graphs, signals, causal models.
+        hidden_dropout_prob (`float`, *optional*, defaults to 0.1):
+            Dropout probability after the operator and inside the feed-forward network.
+        embedding_dropout_prob (`float`, *optional*, defaults to 0.1):
+            Dropout probability after the encoder.
+        drop_path_rate (`float`, *optional*, defaults to 0.2):
+            Probability `p` of skipping a block of the last layer for a sample (stochastic depth). Layer `l` of `L`,
+            counted from 1, uses `l p / L`.
+        classifier_dropout (`float`, *optional*):
+            Dropout probability before a classifier. `None` means `hidden_dropout_prob`.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-06):
+            Added to the variance in layer normalisation.
+        initializer_range (`float`, *optional*, defaults to 0.02):
+            Standard deviation of the normal initial values of embeddings, of `W1` and of classifiers.
+
+    Example:
+
+    ```python
+    >>> from configuration_itnet import ITNetConfig
+
+    >>> config = ITNetConfig()  # itnet-base on images
+    >>> config.head_dim, config.kernel_input_size
+    (64, 577)
+
+    >>> config = ITNetConfig.from_preset("itnet-small", modality="text", kernel_inputs=["distance", "x-y"])
+    >>> config.kernel_inputs, config.kernel_input_size
+    (('x-y', 'distance'), 129)
+
+    >>> ITNetConfig(hidden_size=100)
+    Traceback (most recent call last):
+    ValueError: `hidden_size` (100) must be a multiple of `num_attention_heads` (12)
+
+    ```
+    """
+
+    model_type: ClassVar[str] = "itnet"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    modality: Literal["image", "text", "multimodal", "point_cloud", "graph", "signal"] = "image"
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+
+    position_dim: int | None = None
+    num_fourier_features: int = 64
+    fourier_scale: float | int = 10.0
+    fourier_seed: int = 0
+
+    kernel_hidden_size: int = 128
+    kernel_num_layers: int = 2
+    kernel_init_scale: float | int = 1e-3
+    kernel_inputs: list[str] | tuple[str, ...] = KERNEL_INPUTS
+    kernel_output_sharing: Literal["per_head", "shared"] = "per_head"
+
+    integration_mode: Literal["exact", "monte_carlo", "low_rank", "auto"] = "auto"
+    approximate_mode: Literal["low_rank", "monte_carlo"] | None = None
+    exact_max_positions: int = 512
+    num_samples: int = 128
+    rank: int = 8
+    proposal_loss_weight: float | int = 0.1
+    proposal_epsilon: float | int = 0.01
+    measure: Literal["uniform", "balanced"] | list[float | int] | tuple[float | int, ...] = "uniform"
+    is_causal: bool = False
+    backend: Literal["auto", "reference", "tiled", "triton"] = "auto"
+
+    image_size: int | list[int] | tuple[int, ...] = 224
+    patch_size: int | list[int] | tuple[int, ...] = 16
+    num_channels: int = 3
+
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+
+    point_feature_size: int = 0
+    point_embedding: Literal["fourier", "raw"] = "fourier"
+    local_neighbors: int = 16
+
+    node_feature_size: int = 1
+    num_node_types: int = 0
+    edge_gate: bool = True
+    edge_gate_init: float | int = 1.0
+
+    pooling: Literal["cls", "mean"] | None = None
+    hidden_dropout_prob: float | int = 0.1
+    embedding_dropout_prob: float | int = 0.1
+    drop_path_rate: float | int = 0.2
+    classifier_dropout: float | int | None = None
+    layer_norm_eps: float | int = 1e-6
+    initializer_range: float | int = 0.02
+
+    def __post_init__(self, **kwargs):
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.position_dim is None:
+            self.position_dim = POSITION_DIMS.get(self.modality)
+        if self.pooling is None:
+            self.pooling = "cls" if self.modality in CLS_MODALITIES and not self.is_causal else "mean"
+        check_kernel_inputs(self.kernel_inputs)  # before sorting, which would hide unknown and repeated names
+        self.kernel_inputs = tuple(group for group in KERNEL_INPUTS if group in self.kernel_inputs)
+        # JSON knows no tuples: one form for both keeps a configuration equal to its reloaded self.
+        for name in ("image_size", "patch_size", "measure"):
+            if isinstance(getattr(self, name), list):
+                setattr(self, name, tuple(getattr(self, name)))
+        super().__post_init__(**kwargs)
+        # `@strict` runs this again, but wraps what it raises in an exception that is no ValueError.
+        self.validate_architecture()
+
+    def validate_architecture(self):
+        """Part of `@strict`-powered validation: ranges and combinations, at construction and when saving."""
+        check_config(self)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides) -> "ITNetConfig":
+        """
+        The configuration of a named model size, with `overrides` in place of the preset's own values.
+
+        Args:
+            name (`str`): `"itnet-tiny"`, `"itnet-pc"`, `"itnet-small"`, `"itnet-base"` or `"itnet-large"`.
+            overrides: Any argument of [`ITNetConfig`], such as `modality="text"` or `num_labels=10`.
+        """
+        return cls(**{**read_preset(name), **overrides})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":
+        """
+        As in the base class, except that keyword arguments naming fields of this class take part in construction. The
+        base class assigns them afterwards, where nothing derives from them and nothing validates them.
+        """
+        own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
+        given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
+        return super().from_dict({**config_dict, **given}, **kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Features per head, `d_h`."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """`(height, width)` in pixels."""
+        return (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
+
+    @property
+    def patch_sizes(self) -> tuple[int, ...]:
+        """Patch side in pixels, one entry per grid."""
+        return (self.patch_size,) if isinstance(self.patch_size, int) else tuple(self.patch_size)
+
+    @property
+    def kernel_group_sizes(self) -> dict[str, int]:
+        """Columns of `W1` that each kernel input group takes, in their order."""
+        position = 2 * self.num_fourier_features or self.position_dim
+        sizes = dict.fromkeys(("x", "y", "x-y"), position)
+        sizes["distance"] = 1
+        sizes |= dict.fromkeys(("u_x", "u_y", "u_x*u_y"), self.head_dim)
+        return {group: sizes[group] for group in KERNEL_INPUTS if group in self.kernel_inputs}
+
+    @property
+    def kernel_input_size(self) -> int:
+        """Length of the kernel input `z_ij`; `6 L_f + 1 + 3 d_h` with all groups."""
+        return sum(self.kernel_group_sizes.values())
+
+
+__all__ = ["ITNetConfig"]

@@ -1,0 +1,171 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The values an ITNet configuration may hold, and which of them go together.
+
+Types are checked by `@strict`; what is left is ranges and combinations. Every message names the arguments it is about,
+each followed by its value in brackets.
+"""
+
+import math
+
+# Input groups of the kernel MLP, in the order of Eq. kernel_input. Columns of W1 follow this order.
+KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
+
+# Coordinates per position, s. A "signal" brings its own.
+POSITION_DIMS = {"image": 2, "text": 1, "multimodal": 2, "point_cloud": 3, "graph": 8}
+# A graph may keep any number of Laplacian eigenvectors; the other domains have as many axes as they have.
+FREE_POSITION_DIM = ("graph", "signal")
+
+CLS_MODALITIES = ("image", "text", "multimodal")
+CAUSAL_MODALITIES = ("text", "signal")
+MEASURED_MODALITIES = ("image", "text")  # order of explicit weights in `measure`
+
+POSITIVE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "position_dim",
+    "fourier_scale",
+    "kernel_hidden_size",
+    "num_samples",
+    "rank",
+    "num_channels",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "node_feature_size",
+    "layer_norm_eps",
+    "initializer_range",
+)
+NON_NEGATIVE = (
+    "num_fourier_features",
+    "fourier_seed",
+    "kernel_init_scale",
+    "exact_max_positions",
+    "proposal_loss_weight",
+    "point_feature_size",
+    "local_neighbors",
+    "num_node_types",
+    "edge_gate_init",
+)
+PROBABILITIES = ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate", "classifier_dropout")
+
+RANGES = (
+    (POSITIVE, lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (NON_NEGATIVE, lambda value: 0 <= value < math.inf, "must be zero or more, and finite"),
+    (PROBABILITIES, lambda value: 0 <= value < 1, "must be in [0, 1)"),
+    (("proposal_epsilon",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    (("kernel_num_layers",), lambda value: value in (2, 3), "must be 2 or 3"),
+)
+
+
+def check_config(config) -> None:
+    """Raise a `ValueError` for the first rule that `config` breaks."""
+    check_ranges(config)
+    check_kernel_inputs(config.kernel_inputs)
+    check_heads(config)
+    check_patches(config)
+    check_modality(config)
+    check_measure(config)
+    check_activation(config.hidden_act)
+
+
+def check_ranges(config) -> None:
+    for names, holds, rule in RANGES:
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not holds(value):
+                raise ValueError(f"`{name}` ({value}) {rule}")
+
+
+def check_kernel_inputs(names) -> None:
+    unknown = [name for name in names if name not in KERNEL_INPUTS]
+    if unknown:
+        raise ValueError(f"`kernel_inputs` has unknown groups {unknown}; allowed are {list(KERNEL_INPUTS)}")
+    repeated = [name for name in KERNEL_INPUTS if list(names).count(name) > 1]
+    if repeated:
+        raise ValueError(f"`kernel_inputs` ({list(names)}) names {repeated} more than once")
+
+
+def check_heads(config) -> None:
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"`hidden_size` ({config.hidden_size}) must be a multiple of "
+            f"`num_attention_heads` ({config.num_attention_heads})"
+        )
+    if config.rank > config.head_dim:
+        raise ValueError(
+            f"`rank` ({config.rank}) must be at most `head_dim` ({config.head_dim}), which is "
+            f"`hidden_size` ({config.hidden_size}) / `num_attention_heads` ({config.num_attention_heads})"
+        )
+
+
+def check_patches(config) -> None:
+    if not isinstance(config.image_size, int) and len(config.image_size) != 2:
+        raise ValueError(f"`image_size` ({config.image_size}) must be one number or (height, width)")
+    if not config.patch_sizes:
+        raise ValueError(f"`patch_size` ({config.patch_size}) must hold at least one patch size")
+    for name, sizes in (("image_size", config.image_shape), ("patch_size", config.patch_sizes)):
+        if min(sizes) < 1:
+            raise ValueError(f"`{name}` ({getattr(config, name)}) must be positive")
+    if any(side % patch for side in config.image_shape for patch in config.patch_sizes):
+        raise ValueError(
+            f"`image_size` ({config.image_size}) must be a multiple of `patch_size` ({config.patch_size}) along each "
+            "side, for every patch size"
+        )
+
+
+def check_modality(config) -> None:
+    modality = config.modality
+    if config.position_dim is None:
+        raise ValueError(f"`position_dim` (None) must be given for `modality` ({modality!r})")
+    if modality not in FREE_POSITION_DIM and config.position_dim != POSITION_DIMS[modality]:
+        raise ValueError(
+            f"`position_dim` ({config.position_dim}) must be {POSITION_DIMS[modality]} for `modality` ({modality!r})"
+        )
+    if config.pooling == "cls" and modality not in CLS_MODALITIES:
+        raise ValueError(
+            f"`pooling` ('cls') needs a [CLS] position, which `modality` ({modality!r}) does not have; "
+            f"only {', '.join(CLS_MODALITIES)} do"
+        )
+    if config.is_causal and modality not in CAUSAL_MODALITIES:
+        raise ValueError(
+            f"`is_causal` (True) needs ordered positions, which `modality` ({modality!r}) does not have; "
+            f"only {', '.join(CAUSAL_MODALITIES)} do"
+        )
+
+
+def check_measure(config) -> None:
+    measure = config.measure
+    if measure == "uniform":
+        return
+    if config.modality != "multimodal":
+        raise ValueError(
+            f"`measure` ({measure!r}) weighs modalities against each other, so `modality` ({config.modality!r}) "
+            "must be 'multimodal'; a single modality takes 'uniform'"
+        )
+    if measure == "balanced":
+        return
+    if len(measure) != len(MEASURED_MODALITIES) or not all(0 < weight < math.inf for weight in measure):
+        raise ValueError(
+            f"`measure` ({measure!r}) must hold one positive weight for each of {', '.join(MEASURED_MODALITIES)}"
+        )
+
+
+def check_activation(name: str) -> None:
+    from transformers.activations import ACT2FN  # imports torch: only when a configuration is made
+
+    if name not in ACT2FN:
+        raise ValueError(f"`hidden_act` ({name!r}) must be one of {sorted(ACT2FN)}")
