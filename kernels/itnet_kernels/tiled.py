@@ -1,0 +1,111 @@
+"""The reassociated operator in PyTorch: any device, O(n d) memory, tile-by-tile recomputation in the backward.
+
+Because the kernel MLP's last layer is linear, K_ij need never be formed. Per head,
+
+    pre_ij[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]           Q_i[k] = W_uy[k] + W_had[k] * u_i   (virtual queries)
+    A_i[k, c] = sum_j GELU(pre_ij[k]) omega_j u_j[c]
+    out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
+
+which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is :class:`_PairSum`; what has no pairs
+in it (q, b2, the causal normalisation) is left to autograd. README.md of this folder derives the backward.
+"""
+
+import torch
+from torch import Tensor
+
+from .positions import fourier_features, position_dtype
+from .tiles import PairTiles
+from .weights import KernelWeights, split_input_weights
+
+
+def tiled_transform(
+    queries: Tensor,  # [B, n_q, H, d_h]
+    keys: Tensor,  # [B, n_k, H, d_h]
+    query_positions: Tensor,  # [B or 1, n_q, s]
+    key_positions: Tensor,  # [B or 1, n_k, s]
+    weights: KernelWeights,
+    measure: Tensor,  # [B, n_k]
+    is_causal: bool,
+) -> Tensor:
+    """Same value and gradients as :func:`reference_transform`; [B, n_q, H, d_h]."""
+    out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
+    with torch.autocast(queries.device.type, enabled=False):
+        queries, keys, measure = queries.to(dtype), keys.to(dtype), measure.to(dtype)
+        weights = KernelWeights(*(t.to(dtype) if isinstance(t, Tensor) else t for t in weights))
+        out = _pair_sum(queries, keys, query_positions, key_positions, weights, measure, is_causal)
+        out = out + _bias_term(keys, weights.b2, measure, queries.shape[1], is_causal)
+        if is_causal:
+            mass = measure.cumsum(1)[:, keys.shape[1] - queries.shape[1] :, None, None]  # visible to each query
+            out = torch.where(mass > 0, out / mass.where(mass > 0, 1), 0)
+        return out.to(out_dtype)
+
+
+def _bias_term(keys: Tensor, b2: Tensor, measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
+    """b2 ubar: [B, n_q or 1, H, d_h]."""
+    weighted = keys * measure[..., None, None]
+    if is_causal:
+        mean = weighted.cumsum(1)[:, keys.shape[1] - num_queries :]
+    else:
+        mean = weighted.sum(1, keepdim=True)
+    head_dim = keys.shape[-1]
+    matrices = b2.unflatten(-1, (head_dim, head_dim)).expand(keys.shape[2], -1, -1)  # [H, a, c]
+    return torch.einsum("hac,bihc->biha", matrices, mean)
+
+
+def _pair_sum(queries, keys, query_positions, key_positions, weights, measure, is_causal) -> Tensor:
+    """sum_j omega_j W2 (GELU(pre_ij) (x) u_j): prepares what is linear in n and calls :class:`_PairSum`."""
+    num_heads, head_dim = queries.shape[2:]
+    width = weights.w1.shape[0]
+    columns = split_input_weights(weights, head_dim)
+    precision = torch.finfo(query_positions.dtype).eps
+    query_positions, key_positions = (x.to(position_dtype(x.device)) for x in (query_positions, key_positions))
+    query_features, key_features = (
+        fourier_features(x, weights.fourier).to(queries.dtype) for x in (query_positions, key_positions)
+    )
+    row = weights.b1.expand(1, 1, 1, width)  # q_i[k]: [B or 1, n_q or 1, H or 1, w]
+    if columns["x"] is not None:
+        row = row + (query_features @ columns["x"].T).unsqueeze(2)
+    if columns["u_x"] is not None:
+        row = row + queries @ columns["u_x"].T
+    row = row.expand(*queries.shape[:3], width)
+    w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
+    w2 = w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1)
+    return _PairSum.apply(
+        queries,
+        keys,
+        row,
+        measure,
+        query_positions,
+        key_positions,
+        query_features,
+        key_features,
+        columns["y"],
+        columns["x-y"],
+        columns["distance"],
+        columns["u_y"],
+        columns["u_x*u_y"],
+        weights.w_mid,
+        weights.b_mid,
+        w2,
+        weights.fourier.detach(),
+        is_causal,
+        precision,
+    )
+
+
+class _PairSum(torch.autograd.Function):
+    """The double sum over pairs. Saves its inputs only: no tensor with a pair or a (position, k, c) index."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, is_causal, precision = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.is_causal, ctx.precision = is_causal, precision
+        return PairTiles(*tensors, is_causal, precision).forward()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out):
+        tiles = PairTiles(*ctx.saved_tensors, ctx.is_causal, ctx.precision)
+        needs_positions = any(ctx.needs_input_grad[4:8])
+        return *tiles.backward(grad_out, needs_positions), None, None, None

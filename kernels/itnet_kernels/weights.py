@@ -1,0 +1,54 @@
+"""The kernel MLP's weights and the layout of its input.
+
+The kernel sees a pair of positions x (query) and y (key) through seven groups (Eq. kernel_input of the paper):
+
+    z_xy = [ gamma(x); gamma(y); gamma(x-y); |x-y|; u(x); u(y); u(x)*u(y) ]
+
+Any subset may be used; the columns of ``w1`` are the chosen groups in the order above.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+#: The seven input groups, in the order of Eq. kernel_input.
+KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
+
+
+class KernelWeights(NamedTuple):
+    """Weights of the matrix-valued kernel K_xy = reshape(W2 GELU(W1 z_xy + b1) + b2), one matrix per head.
+
+    ``K[a, c] = (w2 h + b2)[a * d_h + c]`` (row-major). Heads share ``w1``; ``w2`` and ``b2`` are per head, or have a
+    leading size of 1, which shares them too. With ``w_mid`` the MLP has a second hidden layer:
+    ``h = GELU(w_mid GELU(w1 z + b1) + b_mid)``.
+    """
+
+    w1: Tensor  # [w, kernel_input_size]
+    b1: Tensor  # [w]
+    w2: Tensor  # [H or 1, d_h * d_h, w]
+    b2: Tensor  # [H or 1, d_h * d_h]
+    fourier: Tensor  # [L, s] frequencies B of gamma; L = 0 gives the raw coordinates (Eq. kernel_input_raw)
+    inputs: tuple[str, ...] = KERNEL_INPUTS
+    w_mid: Tensor | None = None  # [w, w]
+    b_mid: Tensor | None = None  # [w]
+
+
+def kernel_group_sizes(num_frequencies: int, position_dim: int, head_dim: int) -> dict[str, int]:
+    """Number of columns of each input group: 2L (or s without frequencies), 1 for the distance, d_h for content."""
+    position = 2 * num_frequencies or position_dim
+    sizes = (position, position, position, 1, head_dim, head_dim, head_dim)
+    return dict(zip(KERNEL_INPUTS, sizes, strict=True))
+
+
+def kernel_input_size(inputs: tuple[str, ...], num_frequencies: int, position_dim: int, head_dim: int) -> int:
+    """Columns of ``w1``; 6L + 1 + 3 d_h when all seven groups are used."""
+    sizes = kernel_group_sizes(num_frequencies, position_dim, head_dim)
+    return sum(sizes[name] for name in inputs)
+
+
+def split_input_weights(weights: KernelWeights, head_dim: int) -> dict[str, Tensor | None]:
+    """The columns of ``w1`` by group: name -> [w, group size], or None for a group that is not used."""
+    sizes = kernel_group_sizes(*weights.fourier.shape, head_dim)
+    used = [name for name in KERNEL_INPUTS if name in weights.inputs]
+    parts = weights.w1.split([sizes[name] for name in used], dim=1)
+    return dict.fromkeys(KERNEL_INPUTS) | dict(zip(used, parts, strict=True))

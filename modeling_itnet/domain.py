@@ -1,0 +1,64 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The one type that every encoder returns and the core accepts."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Signal:
+    """A function u on a finite domain with a measure: what ITNet layers integrate.
+
+    The measure of a sample sums to 1 over its real positions and is 0 on padding, so that neither padding nor the
+    other samples of a batch change anything.
+    """
+
+    features: Tensor  # u [B, n, d]
+    positions: Tensor  # x [n, s] shared by the batch, or [B, n, s]; float32
+    measure: Tensor  # omega [B, n]; float32
+
+    def mean(self, features: Tensor) -> Tensor:
+        """Integral of ``features`` [B, n, d] against the measure, over its total: [B, d]."""
+        weights = (self.measure / self.measure.sum(1, keepdim=True)).to(features.dtype)
+        return torch.einsum("bn,bnd->bd", weights, features)
+
+
+def uniform_measure(features: Tensor, mask: Tensor | None) -> Tensor:
+    """1/n on the n real positions of each sample, 0 on padding: features [B, n, d], mask [B, n] -> [B, n]."""
+    batch, count = features.shape[:2]
+    if mask is None:
+        return torch.full((batch, count), 1 / count, device=features.device)
+    mask = check_mask(mask, batch, count)
+    return mask / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def check_mask(mask: Tensor, batch: int, count: int) -> Tensor:
+    """A padding mask as float32 zeros and ones [B, n]; says what is wrong with one that does not fit."""
+    if list(mask.shape) != [batch, count]:
+        raise ValueError(
+            f"`attention_mask` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
+        )
+    mask = (mask != 0).float()
+    if can_read_values(mask) and not bool(mask.any(1).all()):
+        empty = (~mask.bool().any(1)).nonzero().flatten().tolist()
+        raise ValueError(f"`attention_mask` removes every position of sample(s) {empty}; at least one must remain")
+    return mask
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Whether a check may look at values: not while tracing, and not where it would wait for a device."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

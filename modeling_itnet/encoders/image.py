@@ -1,0 +1,85 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Images: patches on one or several grids of the unit square (s = 2)."""
+
+import torch
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal, uniform_measure
+from ..operator import ITNetFourierFeatures
+
+#: The [CLS] position sits in the middle of the image.
+CLS_POSITION = (0.5, 0.5)
+
+
+class ITNetImageEncoder(nn.Module):
+    """u(x) = W_img patch + W_pos gamma(x) at the patch centres x in [0, 1]^2, ordered (row, column); uniform measure.
+
+    With several patch sizes the grids form one joint domain (App. enc_multiscale). Positions are coordinates, so any
+    image size that is a multiple of the patch sizes works, trained on or not. ``pooling="cls"`` adds a [CLS] position
+    in front, at the centre of the image.
+    """
+
+    required = ("pixel_values",)
+    optional = ()
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.num_channels = config.num_channels
+        self.patch_embeddings = nn.ModuleList(
+            nn.Conv2d(config.num_channels, config.hidden_size, kernel_size=size, stride=size)
+            for size in config.patch_sizes
+        )
+        self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, config.hidden_size)) if config.pooling == "cls" else None
+        self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def input_embeddings(self) -> nn.Module:
+        return self.patch_embeddings
+
+    def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor) -> Signal:
+        """pixel_values [B, C, height, width]."""
+        self._check(pixel_values)
+        pixel_values = pixel_values.to(self.position_projection.weight.dtype)
+        maps = [embed(pixel_values) for embed in self.patch_embeddings]  # [B, d, rows, columns] each
+        features = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], dim=1)  # [B, n, d]
+        positions = torch.cat([patch_centres(*m.shape[2:], device=m.device) for m in maps])  # [n, 2]
+        if self.cls_token is not None:
+            features = torch.cat([self.cls_token.expand(len(features), -1, -1), features], dim=1)
+            positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
+        features = features + self.position_projection(fourier(positions).to(features.dtype))
+        return Signal(self.dropout(features), positions, uniform_measure(features, None))
+
+    def _check(self, pixel_values: Tensor) -> None:
+        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"`pixel_values` {list(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]: "
+                f"`num_channels` is {self.num_channels}"
+            )
+        for embed in self.patch_embeddings:
+            size = embed.kernel_size[0]
+            if any(side == 0 or side % size for side in pixel_values.shape[2:]):
+                raise ValueError(
+                    f"image size {list(pixel_values.shape[2:])} of `pixel_values` must be a multiple of "
+                    f"`patch_size` ({size})"
+                )
+
+
+def patch_centres(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
+    """Centres of a grid of patches over [0, 1]^2, row by row: [rows * columns, 2]."""
+    row, column = ((torch.arange(count, device=device) + 0.5) / count for count in (rows, columns))
+    return torch.cartesian_prod(row, column)

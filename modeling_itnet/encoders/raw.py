@@ -1,0 +1,73 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Raw signals: features and positions given directly, on any mesh of any dimension."""
+
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal, can_read_values, uniform_measure
+from ..operator import ITNetFourierFeatures
+
+
+class ITNetSignalEncoder(nn.Module):
+    """u = inputs_embeds + W_pos gamma(x) at the given positions; the measure is the given one or uniform.
+
+    ``measure`` holds quadrature weights, for example cell volumes; they are normalised to sum to 1.
+    """
+
+    required = ("inputs_embeds",)
+    optional = ("positions", "measure", "attention_mask")
+    main_input_name = "inputs_embeds"
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.position_dim = config.position_dim
+        self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
+        self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def input_embeddings(self) -> nn.Module:
+        return self.position_projection
+
+    def forward(
+        self,
+        fourier: ITNetFourierFeatures,
+        inputs_embeds: Tensor,  # [B, n, d]
+        positions: Tensor | None = None,  # [n, s] or [B, n, s]
+        measure: Tensor | None = None,  # [B, n]
+        attention_mask: Tensor | None = None,  # [B, n]
+    ) -> Signal:
+        batch, count = inputs_embeds.shape[:2]
+        if positions is None:
+            raise ValueError("`positions` is missing: a signal needs `inputs_embeds` and `positions`")
+        if list(positions.shape) not in ([count, self.position_dim], [batch, count, self.position_dim]):
+            raise ValueError(
+                f"`positions` {list(positions.shape)} must be [{count}, {self.position_dim}] or "
+                f"[{batch}, {count}, {self.position_dim}] to go with `inputs_embeds` {list(inputs_embeds.shape)}"
+            )
+        positions = positions.float()
+        features = inputs_embeds + self.position_projection(fourier(positions).to(inputs_embeds.dtype))
+        omega = uniform_measure(features, attention_mask)
+        if measure is not None:
+            omega = self._normalised(measure, omega)
+        return Signal(self.dropout(features), positions, omega)
+
+    def _normalised(self, measure: Tensor, uniform: Tensor) -> Tensor:
+        if measure.shape != uniform.shape:
+            raise ValueError(f"`measure` {list(measure.shape)} must be {list(uniform.shape)}, one weight per position")
+        weights = measure.float() * (uniform > 0)
+        total = weights.sum(1, keepdim=True)
+        if can_read_values(total) and not bool((total > 0).all() and (weights >= 0).all()):
+            raise ValueError("`measure` must not be negative and must not vanish on all real positions of a sample")
+        return weights / total

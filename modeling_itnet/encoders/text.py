@@ -1,0 +1,83 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Text: tokens on a line (s = 1)."""
+
+import torch
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal, check_mask, uniform_measure
+from ..operator import ITNetFourierFeatures
+
+
+class ITNetTextEncoder(nn.Module):
+    """u(x_k) = E[token_k] + E_type[segment_k] + W_pos gamma(x_k); uniform measure over the real tokens.
+
+    Token k = 1..n sits at x_k = k/n, where n counts real tokens only. A causal model uses k / max_position_embeddings
+    instead: with k/n a token would see how long the text is going to be.
+    """
+
+    required = ("input_ids", "inputs_embeds")
+    optional = ("attention_mask", "token_type_ids", "position_ids")
+    main_input_name = "input_ids"
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.unit = config.max_position_embeddings if config.is_causal else None
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
+        self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def input_embeddings(self) -> nn.Module:
+        return self.word_embeddings
+
+    def forward(
+        self,
+        fourier: ITNetFourierFeatures,
+        input_ids: Tensor | None = None,  # [B, n]
+        inputs_embeds: Tensor | None = None,  # [B, n, d] in place of input_ids
+        attention_mask: Tensor | None = None,  # [B, n]
+        token_type_ids: Tensor | None = None,  # [B, n]
+        position_ids: Tensor | None = None,  # [n] or [B, n], from 0
+    ) -> Signal:
+        features = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, count = features.shape[:2]
+        if count == 0:
+            raise ValueError("`input_ids` holds no token; a text needs at least one")
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(1, count, dtype=torch.long, device=features.device)
+        features = features + self.token_type_embeddings(token_type_ids)
+        positions = self.positions(batch, count, attention_mask, position_ids, features.device)
+        features = features + self.position_projection(fourier(positions).to(features.dtype))
+        return Signal(self.dropout(features), positions, uniform_measure(features, attention_mask))
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        if input_ids.dim() != 2:
+            raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
+        return self.word_embeddings(input_ids)
+
+    def positions(self, batch: int, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
+        """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""
+        if position_ids is not None:
+            number = position_ids.to(device).float() + 1
+        elif mask is not None:
+            number = check_mask(mask, batch, count).cumsum(1)  # left padding sits at 0, right padding at the last k
+        else:
+            number = torch.arange(1, count + 1, device=device, dtype=torch.float32)
+        length = self.unit
+        if length is None:
+            length = count if mask is None else check_mask(mask, batch, count).sum(1, keepdim=True)
+        return (number / length).unsqueeze(-1)

@@ -1,0 +1,74 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One ITNet layer: LN -> operator -> residual, LN -> feed-forward -> residual (Eq. app_layer)."""
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from configuration_itnet import ITNetConfig
+
+from .operator import ITNetOperator
+
+
+class ITNetDropPath(nn.Module):
+    """Stochastic depth: in training, drops the whole branch of a sample with the given probability."""
+
+    def __init__(self, probability: float):
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return branch
+        keep = 1 - self.probability
+        shape = (branch.shape[0],) + (1,) * (branch.dim() - 1)
+        return branch * (torch.rand(shape, dtype=branch.dtype, device=branch.device) < keep) / keep
+
+    def extra_repr(self) -> str:
+        return f"probability={self.probability:g}"
+
+
+class ITNetFeedForward(nn.Module):
+    """F(v) = W_2 act(W_1 v + b_1) + b_2 at every position, with dropout on the hidden units (Eq. app_ffn)."""
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__()
+        self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.contract(self.dropout(self.activation(self.expand(features))))
+
+
+class ITNetLayer(GradientCheckpointingLayer):
+    """z = K[LN(u)] + u;  u' = F(LN(z)) + z. ``index`` counts from 1: layer l of L drops paths with l p_drop / L."""
+
+    def __init__(self, config: ITNetConfig, index: int):
+        super().__init__()
+        self.operator_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.operator = ITNetOperator(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = ITNetFeedForward(config)
+        self.drop_path = ITNetDropPath(index * config.drop_path_rate / config.num_hidden_layers)
+
+    def forward(self, hidden_states: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
+        """hidden_states [B, n, d] -> [B, n, d]; positions, measure as in :class:`Signal`, frequencies B [L, s]."""
+        mixed = self.operator(self.operator_norm(hidden_states), positions, measure, frequencies)
+        hidden_states = hidden_states + self.drop_path(self.dropout(mixed))
+        return hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
