@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench modes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: lint ## lint, then run the tests
 
 bench: $(STAMP) ## measure speed and memory of the operator
 	@$(BIN)/python kernels/benchmarks/run.py
+
+modes: $(STAMP) ## measure whole models in every integration mode beside attention (slow)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
+	@$(BIN)/python kernels/benchmarks/run.py --modes --rounds 5
 
 format: $(STAMP) ## apply the formatter and the safe lint fixes
 	@$(BIN)/ruff check --fix

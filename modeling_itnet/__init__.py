@@ -15,10 +15,15 @@
 
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoModelForVisualQuestionAnswering,
+    AutoProcessor,
 )
 
 from configuration_itnet import ITNetConfig, preset_names
@@ -26,30 +31,65 @@ from configuration_itnet import ITNetConfig, preset_names
 from ._version import __version__
 from .domain import Signal
 from .heads import ITNetForImageClassification, ITNetForMaskedLM, ITNetForSequenceClassification
+from .heads_geometry import ITNetForGraphClassification, ITNetForPointCloudClassification
+from .heads_multimodal import (
+    ITNetForImagesAndTextClassification,
+    ITNetForVisualQuestionAnswering,
+    vqa_accuracy,
+    vqa_soft_targets,
+)
+from .heads_signal import ITNetForSignalRegression
+from .heads_text import ITNetForQuestionAnswering, ITNetForTokenClassification
+from .low_rank_fit import LowRankReport
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from .multimodal_checkpoints import from_image_and_text_checkpoints
 from .operator import ITNetFourierFeatures, ITNetOperator
 from .optimization import optimizer_param_groups
+from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
+from .spectrum import KernelSpectrum, kernel_spectrum
 
 AutoConfig.register("itnet", ITNetConfig, exist_ok=True)
 for auto_class, model_class in {
     AutoModel: ITNetModel,
     AutoModelForImageClassification: ITNetForImageClassification,
     AutoModelForMaskedLM: ITNetForMaskedLM,
+    AutoModelForQuestionAnswering: ITNetForQuestionAnswering,
     AutoModelForSequenceClassification: ITNetForSequenceClassification,
+    AutoModelForTokenClassification: ITNetForTokenClassification,
+    AutoModelForVisualQuestionAnswering: ITNetForVisualQuestionAnswering,
 }.items():
     auto_class.register(ITNetConfig, model_class, exist_ok=True)
+AutoImageProcessor.register(ITNetConfig, image_processor_classes={"pil": ITNetImageProcessor}, exist_ok=True)
+AutoProcessor.register(ITNetConfig, ITNetProcessor, exist_ok=True)
 
 __all__ = [
     "ITNetConfig",
+    "ITNetForGraphClassification",
     "ITNetForImageClassification",
+    "ITNetForImagesAndTextClassification",
     "ITNetForMaskedLM",
+    "ITNetForPointCloudClassification",
+    "ITNetForQuestionAnswering",
     "ITNetForSequenceClassification",
+    "ITNetForSignalRegression",
+    "ITNetForTokenClassification",
+    "ITNetForVisualQuestionAnswering",
     "ITNetFourierFeatures",
+    "ITNetGraphProcessor",
+    "ITNetImageProcessor",
     "ITNetModel",
     "ITNetOperator",
+    "ITNetPointCloudProcessor",
     "ITNetPreTrainedModel",
+    "ITNetProcessor",
+    "KernelSpectrum",
+    "LowRankReport",
     "Signal",
     "__version__",
+    "from_image_and_text_checkpoints",
+    "kernel_spectrum",
     "optimizer_param_groups",
     "preset_names",
+    "vqa_accuracy",
+    "vqa_soft_targets",
 ]

@@ -30,11 +30,18 @@ class Signal:
     features: Tensor  # u [B, n, d]
     positions: Tensor  # x [n, s] shared by the batch, or [B, n, s]; float32
     measure: Tensor  # omega [B, n]; float32
+    neighbors: Tensor | None = None  # [B, n, m] indices of the positions joined to each one by an edge, -1 for none
+    edge_gate: Tensor | None = None  # lambda, a scalar: goes with neighbors, weighs pairs that no edge joins
 
     def mean(self, features: Tensor) -> Tensor:
         """Integral of ``features`` [B, n, d] against the measure, over its total: [B, d]."""
         weights = (self.measure / self.measure.sum(1, keepdim=True)).to(features.dtype)
         return torch.einsum("bn,bnd->bd", weights, features)
+
+    def first(self, features: Tensor) -> Tensor:
+        """``features`` [B, n, d] at the first position that is not padding, which is where [CLS] sits: [B, d]."""
+        index = (self.measure > 0).int().argmax(1)  # the first of equals
+        return features[torch.arange(features.shape[0], device=features.device), index]
 
 
 def uniform_measure(features: Tensor, mask: Tensor | None) -> Tensor:

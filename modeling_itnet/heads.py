@@ -34,13 +34,13 @@ def check_modality(model: nn.Module, config: ITNetConfig, *allowed: str) -> None
 
 
 class ITNetClassifier(nn.Module):
-    """Dropout and a linear map on pooled features: [B, d] -> [B, num_labels]."""
+    """Dropout and a linear map on features: [..., d] -> [..., num_labels]; ``num_inputs`` d in place of d."""
 
-    def __init__(self, config: ITNetConfig):
+    def __init__(self, config: ITNetConfig, num_inputs: int = 1):
         super().__init__()
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(rate)
-        self.linear = nn.Linear(config.hidden_size, config.num_labels)
+        self.linear = nn.Linear(num_inputs * config.hidden_size, config.num_labels)
 
     def forward(self, pooled: Tensor) -> Tensor:
         return self.linear(self.dropout(pooled))

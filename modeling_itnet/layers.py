@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configuration_itnet import ITNetConfig
 
+from .integration import Anchors
 from .operator import ITNetOperator
 
 
@@ -35,7 +36,8 @@ class ITNetDropPath(nn.Module):
             return branch
         keep = 1 - self.probability
         shape = (branch.shape[0],) + (1,) * (branch.dim() - 1)
-        return branch * (torch.rand(shape, dtype=branch.dtype, device=branch.device) < keep) / keep
+        # Drawn in float32: half precision would round `keep`, and with it the share of samples that are dropped.
+        return branch * (torch.rand(shape, dtype=torch.float32, device=branch.device) < keep) / keep
 
     def extra_repr(self) -> str:
         return f"probability={self.probability:g}"
@@ -50,6 +52,7 @@ class ITNetFeedForward(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.expand.initialization, self.contract.initialization = "xavier", "xavier_output"
 
     def forward(self, features: Tensor) -> Tensor:
         return self.contract(self.dropout(self.activation(self.expand(features))))
@@ -67,8 +70,23 @@ class ITNetLayer(GradientCheckpointingLayer):
         self.feed_forward = ITNetFeedForward(config)
         self.drop_path = ITNetDropPath(index * config.drop_path_rate / config.num_hidden_layers)
 
-    def forward(self, hidden_states: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
-        """hidden_states [B, n, d] -> [B, n, d]; positions, measure as in :class:`Signal`, frequencies B [L, s]."""
-        mixed = self.operator(self.operator_norm(hidden_states), positions, measure, frequencies)
+    def forward(
+        self,
+        hidden_states: Tensor,
+        positions: Tensor,
+        measure: Tensor,
+        frequencies: Tensor,
+        neighbors: Tensor | None = None,
+        edge_gate: Tensor | None = None,
+        anchors: Anchors | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal.
+
+        frequencies B [L, s], anchors as in :class:`ITNetOperator`, the rest as in :class:`Signal`.
+        """
+        features = self.operator_norm(hidden_states)
+        mixed = self.operator(features, positions, measure, frequencies, neighbors, edge_gate, anchors)
+        proposal_loss = self.operator.proposal_loss(features, positions, measure, frequencies)
         hidden_states = hidden_states + self.drop_path(self.dropout(mixed))
-        return hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
+        hidden_states = hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
+        return hidden_states, proposal_loss

@@ -18,7 +18,6 @@ import math
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
@@ -27,9 +26,15 @@ from transformers.utils.output_capturing import capture_outputs
 
 from configuration_itnet import ITNetConfig
 
-from .encoders import ENCODERS, ITNetImageEncoder
-from .layers import ITNetFeedForward, ITNetLayer
-from .operator import ITNetFourierFeatures, ITNetKernel, ITNetOperator
+from .domain import Signal
+from .encoders import ENCODERS, ITNetGraphEncoder, ITNetImageEncoder
+from .factors import ITNetFactor, ITNetFactors
+from .integration import Anchors, ITNetAnchors, needs_anchors
+from .layers import ITNetLayer
+from .low_rank_fit import LowRankReport, fit_low_rank
+from .operator import ITNetFourierFeatures, ITNetKernel, check_parts
+from .operator_inputs import find_operators
+from .outputs import ITNetModelOutput, adds_proposal_loss
 
 
 @auto_docstring
@@ -39,16 +44,63 @@ class ITNetPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image", "text")
     supports_gradient_checkpointing = True
-    _no_split_modules = ("ITNetLayer", "ITNetImageEncoder", "ITNetTextEncoder", "ITNetSignalEncoder")
+    _no_split_modules = ("ITNetLayer", *(encoder.__name__ for encoder in ENCODERS.values()))
     _keep_in_fp32_modules_strict = ("fourier.frequencies",)
     _can_record_outputs = {"hidden_states": ITNetLayer}
 
+    def __init_subclass__(cls, **kwargs):
+        """Every head trains the proposals of its layers, without a line of its own."""
+        super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__ and cls.__name__ != "ITNetModel":
+            cls.forward = adds_proposal_loss(cls.forward)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
+        """As in the base class. An integration mode whose parameters the checkpoint lacks is an error."""
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+        )
+        check_parts(model.config, info["missing_keys"])
+        return (model, info) if output_loading_info else model
+
+    def to_low_rank(self, rank: int, calibration_data, **settings) -> LowRankReport:
+        """
+        Switches a trained model from exact to low-rank integration, in place.
+
+        Args:
+            rank (`int`): Rank of the kernel per head, from 1 to `config.head_dim`.
+            calibration_data: One or more batches of forward arguments, on which the factors are fitted.
+            settings: Further arguments of [`modeling_itnet.low_rank_fit.fit_low_rank`]: steps and learning rates,
+                `integration_mode`, `seed`.
+
+        Returns:
+            The relative errors per layer and of the whole model.
+        """
+        return fit_low_rank(self, rank, calibration_data, **settings)
+
+    def to_monte_carlo(self, num_samples: int | None = None) -> None:
+        """
+        Switches a model from exact to Monte Carlo integration, in place. Layers without a proposal get one that starts
+        close to the measure and is trained along with the model, unless `config.proposal_epsilon` is 1.
+
+        Args:
+            num_samples (`int`, *optional*): Samples per query in training, anchors at evaluation. Kept if not given.
+        """
+        self.config.num_samples = self.config.num_samples if num_samples is None else num_samples
+        self.config.validate_architecture()
+        self.config.integration_mode = "monte_carlo"
+        for operator in find_operators(self):
+            operator.add_proposal()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """App. init of the paper; what is not named there keeps Transformers' N(0, initializer_range^2)."""
+        """App. init of the paper; what is not named there keeps Transformers' N(0, initializer_range^2).
+
+        Transformers skips modules of outside code that own no tensor themselves, so that a parent cannot initialise
+        its linear layers: these carry the name of their scheme in an attribute ``initialization``.
+        """
         super()._init_weights(module)
         std = self.config.initializer_range
-        output_gain = 1 / math.sqrt(2 * self.config.num_hidden_layers)
         if isinstance(module, ITNetFourierFeatures):
             init.copy_(module.frequencies, module.draw())
         elif isinstance(module, ITNetKernel):
@@ -60,17 +112,24 @@ class ITNetPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.b_mid)
             init.normal_(module.w2, std=module.init_scale / math.sqrt(width))
             init.copy_(module.b2, torch.eye(module.head_dim, device="cpu").flatten().expand(module.b2.shape))
-        elif isinstance(module, ITNetOperator):
-            init.xavier_uniform_(module.output.weight, gain=output_gain)
-            init.eye_(module.residual.weight)
-        elif isinstance(module, ITNetFeedForward):
-            init.xavier_uniform_(module.expand.weight)
-            init.xavier_uniform_(module.contract.weight, gain=output_gain)
-        elif isinstance(module, ITNetImageEncoder):
-            for embed in module.patch_embeddings:
-                init.trunc_normal_(embed.weight, std=std)
-            if module.cls_token is not None:
-                init.normal_(module.cls_token, std=std)
+        elif isinstance(module, ITNetFactor):
+            init.normal_(module.w1, std=std)
+            init.normal_(module.w2, std=module.init_scale / math.sqrt(module.w2.shape[-1]))
+            init.zeros_(module.b1)
+            init.zeros_(module.b2)
+        elif isinstance(module, ITNetFactors):
+            init.copy_(module.bias, torch.eye(module.bias.shape[-1], device="cpu").expand(module.bias.shape))
+        elif isinstance(module, ITNetImageEncoder) and module.cls_token is not None:
+            init.normal_(module.cls_token, std=std)
+        elif isinstance(module, ITNetGraphEncoder) and module.gate_root is not None:
+            init.constant_(module.gate_root, math.sqrt(self.config.edge_gate_init))
+        elif isinstance(module, nn.Conv2d):
+            init.trunc_normal_(module.weight, std=std)
+        elif (scheme := getattr(module, "initialization", None)) == "identity":
+            init.eye_(module.weight)
+        elif scheme is not None:
+            depth = self.config.num_hidden_layers
+            init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2 * depth) if scheme == "xavier_output" else 1)
 
 
 @auto_docstring(
@@ -87,6 +146,8 @@ class ITNetModel(ITNetPreTrainedModel):
         self.encoder = ENCODERS[config.modality](config, self.fourier.size)
         self.layers = nn.ModuleList(ITNetLayer(config, index + 1) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.anchors = ITNetAnchors()
+        self._proposal_loss: Tensor | None = None  # from the forward of this model to that of the head around it
         self.main_input_name = self.encoder.main_input_name
         self.post_init()
 
@@ -94,9 +155,13 @@ class ITNetModel(ITNetPreTrainedModel):
         return self.encoder.input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        if self.config.modality != "text":
-            raise ValueError(f"`modality` ({self.config.modality!r}) has no token embeddings to set; only 'text' has")
-        self.encoder.word_embeddings = value
+        encoder = getattr(self.encoder, "text", self.encoder)  # the text part, where there are several
+        if not hasattr(encoder, "word_embeddings"):
+            raise ValueError(
+                f"`modality` ({self.config.modality!r}) has no token embeddings to set; only 'text' and 'multimodal' "
+                "have"
+            )
+        encoder.word_embeddings = value
 
     @merge_with_config_defaults
     @capture_outputs
@@ -111,13 +176,32 @@ class ITNetModel(ITNetPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         positions: Tensor | None = None,
         measure: Tensor | None = None,
+        signal_values: Tensor | None = None,
+        points: Tensor | None = None,
+        point_features: Tensor | None = None,
+        node_features: Tensor | None = None,
+        node_types: Tensor | None = None,
+        neighbors: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPooling:
+    ) -> ITNetModelOutput:
         r"""
         positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
-            Coordinates of `inputs_embeds`, for `modality="signal"`. Without the first axis the batch shares them.
+            Coordinates of a signal's values, or Laplacian positions of a graph's nodes. Those of a signal may come
+            without the first axis: then the batch shares them.
         measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
             Quadrature weights of the positions, for `modality="signal"`; normalised to sum to 1. Uniform if not given.
+        signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
+            Values of a signal at its `positions`, in place of `inputs_embeds`.
+        points (`torch.FloatTensor` of shape `(batch_size, num_points, 3)`, *optional*):
+            Coordinates of point clouds. Shorter clouds are padded, and `attention_mask` says where.
+        point_features (`torch.FloatTensor` of shape `(batch_size, num_points, point_feature_size)`, *optional*):
+            What points carry beside their coordinates.
+        node_features (`torch.FloatTensor` of shape `(batch_size, num_nodes, node_feature_size)`, *optional*):
+            Features of the nodes of graphs.
+        node_types (`torch.LongTensor` of shape `(batch_size, num_nodes)`, *optional*):
+            Labels of the nodes, in place of `node_features`, if `num_node_types` is positive.
+        neighbors (`torch.LongTensor` of shape `(batch_size, num_nodes, max_degree)`, *optional*):
+            Edges: the indices of the nodes next to each node, and -1 where it has fewer.
         """
         given = {
             "pixel_values": pixel_values,
@@ -128,16 +212,47 @@ class ITNetModel(ITNetPreTrainedModel):
             "position_ids": position_ids,
             "positions": positions,
             "measure": measure,
+            "signal_values": signal_values,
+            "points": points,
+            "point_features": point_features,
+            "node_features": node_features,
+            "node_types": node_types,
+            "neighbors": neighbors,
         }
         given = {name: value for name, value in given.items() if value is not None}
         self._check_inputs(given)
         signal = self.encoder(self.fourier, **given)
-        hidden_states = signal.features
+        hidden_states, proposal_losses = signal.features, []
+        anchors = self._find_anchors(signal)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, signal.positions, signal.measure, self.fourier.frequencies)
+            hidden_states, proposal_loss = layer(
+                hidden_states,
+                signal.positions,
+                signal.measure,
+                self.fourier.frequencies,
+                signal.neighbors,
+                signal.edge_gate,
+                anchors,
+            )
+            if proposal_loss is not None:
+                proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
-        pooled = hidden_states[:, 0] if self.config.pooling == "cls" else signal.mean(hidden_states)
-        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+        pooled = signal.first(hidden_states) if self.config.pooling == "cls" else signal.mean(hidden_states)
+        output = ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled)
+        if proposal_losses:
+            output["proposal_loss"] = self._proposal_loss = torch.stack(proposal_losses).mean()
+        return output
+
+    def take_proposal_loss(self) -> Tensor | None:
+        """The proposal loss of the last forward, once: a graph that stays behind would stop the model's copies."""
+        loss, self._proposal_loss = self._proposal_loss, None
+        return loss
+
+    def _find_anchors(self, signal: Signal) -> Anchors | None:
+        """Anchors of the signal's domain, which all layers share; None where nothing is integrated over anchors."""
+        if not needs_anchors(self.config, signal.features.shape[1], self.training):
+            return None
+        return self.anchors(signal.positions, signal.measure, self.config.num_samples, self.config.is_causal)
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
         """Exactly one of the encoder's required inputs, and nothing it does not know."""

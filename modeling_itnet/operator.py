@@ -13,11 +13,24 @@
 # limitations under the License.
 """The multi-head ITNet operator as a module, and the Fourier features of positions."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import KernelWeights, fourier_features, integral_transform
+from itnet_kernels import (
+    KernelWeights,
+    fourier_features,
+    integral_transform,
+    monte_carlo_transform,
+    sampled_low_rank_transform,
+    sampled_transform,
+)
+
+from .factors import ITNetFactors
+from .integration import Anchors, ITNetAnchors, integration_mode, needs_anchors
+from .proposal import ITNetProposal, draw_from_measure
 
 
 class ITNetFourierFeatures(nn.Module):
@@ -35,7 +48,8 @@ class ITNetFourierFeatures(nn.Module):
 
     def draw(self) -> Tensor:
         generator = torch.Generator("cpu").manual_seed(self.seed)
-        return self.scale * torch.randn(*self.shape, generator=generator, device="cpu")
+        # The dtype is explicit: `from_config(..., dtype=...)` changes the default while the model is built.
+        return self.scale * torch.randn(*self.shape, generator=generator, dtype=torch.float32, device="cpu")
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions [..., s] -> [..., 2L] in float32 (the coordinates themselves if L = 0)."""
@@ -81,30 +95,172 @@ class ITNetKernel(nn.Module):
 
 
 class ITNetOperator(nn.Module):
-    r"""K[u](x) = W^O [ integral of kappa^(h)(x, y, u(x), u(y)) u^(h)(y) dmu(y) ]_h + W_theta u(x), Eq. multihead."""
+    r"""K[u](x) = W^O [ integral of kappa^(h)(x, y, u(x), u(y)) u^(h)(y) dmu(y) ]_h + W_theta u(x), Eq. multihead.
+
+    ``config.integration_mode`` says how the integral is taken (docs/integration.md); the operator owns the parameters
+    of the modes that the configuration names: ``kernel`` (exact and Monte Carlo), ``proposal`` (Monte Carlo, in
+    training), ``factors`` (low rank).
+    """
 
     def __init__(self, config: ITNetConfig):
         super().__init__()
+        self.config = config
         self.num_heads = config.num_attention_heads
         self.is_causal = config.is_causal
         self.backend = config.backend
-        self.kernel = ITNetKernel(config)
+        modes = config.integration_modes
+        self.kernel = ITNetKernel(config) if modes != ("low_rank",) else None
+        self.factors = ITNetFactors(config) if "low_rank" in modes else None
+        self.proposal = ITNetProposal(config) if config.has_proposal else None
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W^O
         self.residual = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W_theta
+        self.output.initialization, self.residual.initialization = "xavier_output", "identity"
 
-    def forward(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
-        """features [B, n, d], positions [n, s] or [B, n, s], measure [B, n] -> [B, n, d]."""
-        return self.output(self.integral(features, positions, measure, frequencies)) + self.residual(features)
+    def forward(
+        self,
+        features: Tensor,
+        positions: Tensor,
+        measure: Tensor,
+        frequencies: Tensor,
+        neighbors: Tensor | None = None,
+        edge_gate: Tensor | None = None,
+        anchors: Anchors | None = None,
+    ) -> Tensor:
+        """features [B, n, d], positions [n, s] or [B, n, s], measure [B, n], neighbors [B, n, m] -> [B, n, d].
 
-    def integral(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
+        With ``neighbors`` the kernel is multiplied by 1[edge] + lambda, lambda = ``edge_gate`` (App. enc_graph).
+        ``anchors`` of the domain save finding them again in every layer.
+        """
+        integral = self.integral(features, positions, measure, frequencies, anchors)
+        if neighbors is not None:
+            edges = self.edge_integral(features, positions, measure, frequencies, neighbors)
+            integral = edge_gate.to(edges.dtype) * integral + edges
+        return self.output(integral) + self.residual(features)
+
+    def integral(
+        self,
+        features: Tensor,
+        positions: Tensor,
+        measure: Tensor,
+        frequencies: Tensor,
+        anchors: Anchors | None = None,
+    ) -> Tensor:
         """The heads' integrals side by side, before W^O: [B, n, d]."""
-        heads = features.unflatten(-1, (self.num_heads, -1))  # [B, n, H, d_h]
-        out = integral_transform(
-            heads,
+        heads = self._heads(features)
+        mode = integration_mode(self.config, features.shape[1])
+        self._check_parts(mode)
+        if mode == "low_rank":
+            out, _ = self.factors(heads, positions, measure, frequencies)
+        elif mode == "monte_carlo" and self.training:
+            out = self._sampled_integral(features, positions, measure, frequencies)
+        elif needs_anchors(self.config, features.shape[1], self.training):
+            out = self._anchored_integral(heads, positions, measure, frequencies, anchors)
+        else:
+            out = integral_transform(
+                heads,
+                positions,
+                self.kernel(frequencies),
+                measure=measure,
+                is_causal=self.is_causal,
+                backend=self.backend,
+            )
+        return out.flatten(-2)
+
+    def edge_integral(
+        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, neighbors: Tensor
+    ) -> Tensor:
+        """The heads' integrals over the edges of each query only, all of them in every mode: [B, n, d]."""
+        heads = self._heads(features)
+        indices = neighbors.clamp(min=0)
+        omega = measure.gather(1, indices.flatten(1)).view(indices.shape) * (neighbors >= 0)  # [B, n, m]
+        if integration_mode(self.config, features.shape[1]) == "low_rank":
+            phi, psi = self.factors.factors(heads, positions, frequencies)
+            bias = self.factors.bias
+            out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
+        else:
+            out = sampled_transform(heads, positions, self.kernel(frequencies), indices=indices, coefficients=omega)
+        return out.flatten(-2)
+
+    def proposal_loss(
+        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor
+    ) -> Tensor | None:
+        """What trains the proposal; None where there is nothing to train."""
+        trains = self.training and integration_mode(self.config, features.shape[1]) == "monte_carlo"
+        if not trains or self.proposal is None:
+            return None
+        return self.proposal.loss(features, positions, measure, frequencies, self.kernel(frequencies))
+
+    def _sampled_integral(self, features, positions, measure, frequencies) -> Tensor:
+        """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
+        if self.proposal is None:
+            indices, probabilities = draw_from_measure(measure, self.config.num_samples, self.is_causal)
+        else:
+            indices, probabilities = self.proposal.draw(features, positions, measure, frequencies)
+        return monte_carlo_transform(
+            self._heads(features),
             positions,
             self.kernel(frequencies),
+            indices=indices,
+            probabilities=probabilities,
             measure=measure,
             is_causal=self.is_causal,
+        )
+
+    def _anchored_integral(self, heads, positions, measure, frequencies, anchors: Anchors | None) -> Tensor:
+        """The integral over anchors only."""
+        count = self.config.num_samples
+        anchors = ITNetAnchors()(positions, measure, count, self.is_causal) if anchors is None else anchors
+        kernel = self.kernel(frequencies)
+        if self.is_causal:
+            indices = anchors.indices.unsqueeze(1).expand(anchors.measure.shape)  # [B, n, M]
+            return sampled_transform(heads, positions, kernel, indices=indices, coefficients=anchors.measure)
+        samples = torch.arange(heads.shape[0], device=heads.device)[:, None]
+        return integral_transform(
+            heads[samples, anchors.indices],
+            positions.expand(heads.shape[0], *positions.shape[-2:])[samples, anchors.indices],
+            kernel,
+            measure=anchors.measure,
+            queries=heads,
+            query_positions=positions,
             backend=self.backend,
         )
-        return out.flatten(-2)
+
+    def _heads(self, features: Tensor) -> Tensor:
+        return features.unflatten(-1, (self.num_heads, -1))  # [B, n, H, d_h]
+
+    def add_proposal(self) -> None:
+        """A new proposal, unless there is one or Monte Carlo integration samples from the measure."""
+        if self.proposal is None and self.config.has_proposal:
+            weight = self.output.weight
+            self.proposal = ITNetProposal(self.config).to(weight.device, weight.dtype).train(self.training)
+            for linear in (self.proposal.query, self.proposal.key):
+                nn.init.normal_(linear.weight, std=self.config.initializer_range)
+
+    def _check_parts(self, mode: str) -> None:
+        """The mode may have been changed after the parameters were made."""
+        name = "factors" if mode == "low_rank" else "kernel"
+        if getattr(self, name) is None:
+            raise ValueError(
+                f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
+            )
+
+
+# What to do about missing parameters.
+_REMEDIES = {
+    "factors": "; `model.to_low_rank` fits them to an exact model",
+    "kernel": "",
+    "proposal": "; `model.to_monte_carlo` adds it to an exact model, `proposal_epsilon=1` does without",
+}
+
+
+def check_parts(config: ITNetConfig, missing_keys: Iterable[str]) -> None:
+    """An error if a checkpoint has operators, but not the parameters of the mode that it is loaded for."""
+    missing = {key.partition(".operator.")[2].partition(".")[0] for key in missing_keys if ".operator." in key}
+    if "output" in missing:  # no operators at all: nothing was to be loaded
+        return
+    for name, remedy in _REMEDIES.items():
+        if name in missing:
+            raise ValueError(
+                f"`integration_mode` ({config.integration_mode!r}) with `approximate_mode` "
+                f"({config.approximate_mode!r}) needs `{name}`, which the checkpoint lacks{remedy}"
+            )

@@ -95,23 +95,30 @@ class ITNetConfig(PreTrainedConfig):
 
         integration_mode (`str`, *optional*, defaults to `"auto"`):
             How the sum over `j` is taken. `"exact"`: all `n` keys, `O(n²)`. `"monte_carlo"`: `num_samples` keys per
-            query. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exact up to `exact_max_positions`, `approximate_mode`
-            above.
+            query, `O(n)`. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exact up to `exact_max_positions`,
+            `approximate_mode` above. A model owns the parameters of its modes only: the kernel for exact and Monte
+            Carlo integration, `Φ` and `Ψ` for low rank, the proposal for Monte Carlo.
         approximate_mode (`str`, *optional*):
-            What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. With `None` the model has
-            no parameters for an approximation, and `"auto"` stays exact at every length.
+            What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo
+            integration without parameters of its own: samples follow the measure in training, anchors are used at
+            evaluation. For exact integration at every length set `integration_mode="exact"`.
         exact_max_positions (`int`, *optional*, defaults to 512):
             Largest number of positions that `"auto"` integrates exactly.
         num_samples (`int`, *optional*, defaults to 128):
             Keys sampled per query, `M`, when training with Monte Carlo integration; number of anchors at evaluation.
-            The variance of the estimate falls as `1/M`.
+            The variance of the estimate falls as `1/M`. Samples are drawn with replacement, so `M` may exceed `n` in
+            training; at evaluation `M ≥ n` is exact.
         rank (`int`, *optional*, defaults to 8):
             Rank of the low-rank kernel, per head. At most `d_h`.
+        factor_hidden_size (`int`, *optional*, defaults to 32):
+            Hidden units of each of the MLPs `Φ` and `Ψ`. Cost per position grows linearly with it.
+        proposal_size (`int`, *optional*, defaults to 16):
+            Length of the vectors whose inner product scores a key for a query in the proposal.
         proposal_loss_weight (`float`, *optional*, defaults to 0.1):
             `λ` in `loss + λ proposal_loss`, added by the heads when training with Monte Carlo integration.
         proposal_epsilon (`float`, *optional*, defaults to 0.01):
             Share of the measure mixed into the proposal, in (0, 1]. Bounds importance weights by `1/ε`; 1 samples from
-            the measure itself.
+            the measure itself, and the model has no proposal.
         measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`):
             Weights `ω` of the positions. `"uniform"`: `1/n` each. Multimodal input only: `"balanced"` gives image and
             text the same total weight, `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
@@ -169,7 +176,14 @@ class ITNetConfig(PreTrainedConfig):
         edge_gate (`bool`, *optional*, defaults to `True`):
             Multiply the kernel by `1[edge] + λ`, with a learned `λ ≥ 0`. `False` ignores the edges in the operator.
         edge_gate_init (`float`, *optional*, defaults to 1.0):
-            Initial `λ`. 0 integrates over edges only; large values make edges matter less.
+            Initial `λ`. 0 integrates over edges only, and stays 0: `λ` is learned as a square, whose slope vanishes
+            there. Large values make edges matter less.
+
+        > Signals
+
+        signal_feature_size (`int`, *optional*, defaults to 0):
+            Features per position of `signal_values`, which a linear layer lifts to `hidden_size`. 0: there is no such
+            layer, and signals come as `inputs_embeds`.
 
         > Heads, regularisation, initialisation
 
@@ -238,6 +252,8 @@ class ITNetConfig(PreTrainedConfig):
     exact_max_positions: int = 512
     num_samples: int = 128
     rank: int = 8
+    factor_hidden_size: int = 32
+    proposal_size: int = 16
     proposal_loss_weight: float | int = 0.1
     proposal_epsilon: float | int = 0.01
     measure: Literal["uniform", "balanced"] | list[float | int] | tuple[float | int, ...] = "uniform"
@@ -265,6 +281,8 @@ class ITNetConfig(PreTrainedConfig):
     num_node_types: int = 0
     edge_gate: bool = True
     edge_gate_init: float | int = 1.0
+
+    signal_feature_size: int = 0
 
     pooling: Literal["cls", "mean"] | None = None
     hidden_dropout_prob: float | int = 0.1
@@ -322,6 +340,24 @@ class ITNetConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def integration_modes(self) -> tuple[str, ...]:
+        """The modes that this model can meet: one, or for `"auto"` exact and what it turns to above."""
+        if self.integration_mode != "auto":
+            return (self.integration_mode,)
+        return ("exact", self.approximate_mode or "monte_carlo")
+
+    @property
+    def has_proposal(self) -> bool:
+        """Whether Monte Carlo integration learns where to sample. Otherwise it samples from the measure."""
+        chosen = self.approximate_mode if self.integration_mode == "auto" else self.integration_mode
+        return chosen == "monte_carlo" and self.proposal_epsilon < 1
+
+    @property
+    def position_size(self) -> int:
+        """Length of `γ(x)`."""
+        return 2 * self.num_fourier_features or self.position_dim
+
+    @property
     def image_shape(self) -> tuple[int, int]:
         """`(height, width)` in pixels."""
         return (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
@@ -334,8 +370,7 @@ class ITNetConfig(PreTrainedConfig):
     @property
     def kernel_group_sizes(self) -> dict[str, int]:
         """Columns of `W1` that each kernel input group takes, in their order."""
-        position = 2 * self.num_fourier_features or self.position_dim
-        sizes = dict.fromkeys(("x", "y", "x-y"), position)
+        sizes = dict.fromkeys(("x", "y", "x-y"), self.position_size)
         sizes["distance"] = 1
         sizes |= dict.fromkeys(("u_x", "u_y", "u_x*u_y"), self.head_dim)
         return {group: sizes[group] for group in KERNEL_INPUTS if group in self.kernel_inputs}

@@ -1,17 +1,30 @@
 """The integral operator of ITNet as functions of tensors. Needs torch; triton is optional."""
 
+from .anchors import cluster_measure, kmeans_anchors
 from .integral_transform import BACKENDS, integral_transform, resolve_backend
+from .low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
+from .monte_carlo import monte_carlo_transform
 from .positions import fourier_features
 from .reference import kernel_matrices
+from .sampled import integrand_norms, sampled_transform
 from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 
 __all__ = [
     "BACKENDS",
     "KERNEL_INPUTS",
+    "Factor",
     "KernelWeights",
+    "LowRankState",
+    "cluster_measure",
     "fourier_features",
     "integral_transform",
+    "integrand_norms",
     "kernel_input_size",
     "kernel_matrices",
+    "kmeans_anchors",
+    "low_rank_transform",
+    "monte_carlo_transform",
     "resolve_backend",
+    "sampled_low_rank_transform",
+    "sampled_transform",
 ]

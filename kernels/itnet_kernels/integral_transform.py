@@ -2,19 +2,31 @@
 
 import importlib.util
 import logging
+import os
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from .reassociated import matmul_dtype, reassociated_transform
 from .reference import reference_transform
-from .tiled import tiled_transform
-from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
+from .validation import batched, check_causal, check_measure, check_operands
+from .weights import KernelWeights
 
 logger = logging.getLogger(__name__)
 
 Backend = Literal["auto", "reference", "tiled", "triton"]
 BACKENDS = ("auto", "reference", "tiled", "triton")
+
+#: What the Triton kernels are written for.
+TRITON_DEVICES = ("cuda", "xpu")  # ROCm tensors call themselves cuda
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TRITON_HEAD_DIMS = (16, 32, 64, 128)
+TRITON_WIDTHS = (32, 64, 128, 256)
+
+# Looked up once and without importing it: a traced function can do neither.
+_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+_announced: set[str] = set()
 
 
 def integral_transform(
@@ -51,118 +63,60 @@ def integral_transform(
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
-    if (queries is None) != (query_positions is None):
-        given, missing = ("queries", "query_positions") if query_positions is None else ("query_positions", "queries")
-        raise ValueError(f"`{given}` was given without `{missing}`: a query domain needs features and positions")
-    _check_features("u", u)
-    if queries is None:
-        queries, query_positions = u, positions
-    else:
-        _check_features("queries", queries)
-        if queries.shape[0] != u.shape[0] or queries.shape[2:] != u.shape[2:]:
-            raise ValueError(
-                f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)} in batch, heads and head size"
-            )
-    _check_positions("positions", positions, "u", u, weights)
-    _check_positions("query_positions", query_positions, "queries", queries, weights)
-    _check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
+    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys = u.shape[:2]
-    if is_causal and queries.shape[1] > num_keys:
-        raise ValueError(
-            f"a causal operator needs at least as many keys as queries: `u` has {num_keys} positions, "
-            f"`queries` {queries.shape[1]}"
-        )
-    if measure is None:
-        measure = torch.full((batch, num_keys), 1 / num_keys, dtype=torch.float32, device=u.device)
-        measure = measure.to(torch.promote_types(u.dtype, torch.float32))
-    else:
-        _check_measure(measure, batch, num_keys)
-    run = _BACKEND_FUNCTIONS[resolve_backend(backend, u.device)]
-    return run(queries, u, _batched(query_positions), _batched(positions), weights, measure, is_causal)
+    if is_causal:
+        check_causal(queries.shape[1], num_keys)
+    if measure is not None:
+        check_measure(measure, batch, num_keys)
+    chosen = resolve_backend(backend, u, weights)
+    arguments = (queries, u, batched(query_positions), batched(positions), weights, measure, is_causal)
+    return reference_transform(*arguments) if chosen == "reference" else reassociated_transform(*arguments, chosen)
 
 
-def resolve_backend(backend: str, device: torch.device) -> str:
-    """The backend that will run: "auto" is settled, a choice that cannot run on this machine raises."""
+def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
+    """The backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
+
+    "auto" is "triton" for tensors on a GPU if it can run there and "tiled" otherwise; which one is logged once.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"`backend` ({backend!r}) must be one of {list(BACKENDS)}")
     if backend == "auto":
-        return "tiled"
+        on_gpu = u.device.type in TRITON_DEVICES
+        obstacle = triton_obstacle(u, weights) if on_gpu else f"the tensors are on {u.device.type}"
+        chosen = "triton" if obstacle is None else "tiled"
+        _announce(f'`backend` ("auto") uses "{chosen}"' + ("" if obstacle is None else f": {obstacle}"))
+        return chosen
     if backend == "triton":
-        raise ValueError(_why_no_triton())
+        obstacle = triton_obstacle(u, weights)
+        if obstacle is not None:
+            raise ValueError(f'`backend` ("triton") cannot run: {obstacle}')
     return backend
 
 
-def _batched(positions: Tensor) -> Tensor:
-    return positions if positions.dim() == 3 else positions.unsqueeze(0)
-
-
-def _check_features(name: str, features: Tensor) -> None:
-    if features.dim() != 4 or 0 in features.shape:
-        raise ValueError(
-            f"`{name}` must have shape [batch, positions, heads, head size] with no size 0, got {list(features.shape)}"
+def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
+    """Why the Triton kernels cannot run on these tensors; None if they can."""
+    head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
+    if not _TRITON_INSTALLED:
+        return 'the triton package is not installed: pip install "itnet[triton]"'
+    if u.device.type not in TRITON_DEVICES and os.environ.get("TRITON_INTERPRET") != "1":
+        return (
+            f"it needs tensors on {' or '.join(TRITON_DEVICES)}, `u` is on {u.device.type}; use 'tiled' there, "
+            "or set TRITON_INTERPRET=1 before the start of Python to run the kernels in Triton's slow interpreter"
         )
-    if not features.is_floating_point():
-        raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
-
-
-def _check_positions(name: str, positions: Tensor, owner: str, features: Tensor, weights: KernelWeights) -> None:
-    batch, count = features.shape[:2]
-    dim = weights.fourier.shape[1]
-    allowed = ([count, dim], [1, count, dim], [batch, count, dim])
-    if list(positions.shape) not in allowed:
-        raise ValueError(
-            f"`{name}` {list(positions.shape)} must be {allowed[0]} or {allowed[2]}: one coordinate of size {dim} "
-            f"(from `weights.fourier`) for each position of `{owner}` {list(features.shape)}"
-        )
-    if not positions.is_floating_point():
-        raise ValueError(f"`{name}` must be a floating-point tensor, got {positions.dtype}")
-    if positions.device.type == "cpu" and not bool(
-        positions.isfinite().all()
-    ):  # elsewhere it would wait for the device
-        raise ValueError(f"`{name}` holds values that are not finite; coordinates must be finite numbers")
-
-
-def _check_measure(measure: Tensor, batch: int, num_keys: int) -> None:
-    if list(measure.shape) != [batch, num_keys]:
-        raise ValueError(
-            f"`measure` {list(measure.shape)} must be [{batch}, {num_keys}], one weight for each key of `u`"
-        )
-    if not measure.is_floating_point():
-        raise ValueError(f"`measure` must be a floating-point tensor, got {measure.dtype}")
-    if measure.device.type == "cpu" and not bool((measure >= 0).all()):  # also catches NaN
-        raise ValueError("`measure` must not be negative or NaN: it holds the quadrature weights omega_j >= 0")
-
-
-def _check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None:
-    unknown = [name for name in weights.inputs if name not in KERNEL_INPUTS]
-    if unknown:
-        raise ValueError(f"`weights.inputs` has unknown groups {unknown}; known are {list(KERNEL_INPUTS)}")
-    width = weights.w1.shape[0]
-    columns = kernel_input_size(weights.inputs, *weights.fourier.shape, head_dim)
-    heads = 1 if weights.w2.shape[0] == 1 else num_heads
-    expected = {
-        "w1": [width, columns],
-        "b1": [width],
-        "w2": [heads, head_dim**2, width],
-        "b2": [heads, head_dim**2],
-    }
-    if (weights.w_mid is None) != (weights.b_mid is None):
-        raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
     if weights.w_mid is not None:
-        expected |= {"w_mid": [width, width], "b_mid": [width]}
-    for name, shape in expected.items():
-        actual = list(getattr(weights, name).shape)
-        if actual != shape:
-            raise ValueError(
-                f"`weights.{name}` {actual} must be {shape} for {num_heads} heads of size {head_dim}, "
-                f"inputs {list(weights.inputs)} and {weights.fourier.shape[0]} frequencies"
-            )
+        return "it has no kernel for a 3-layer kernel MLP (`weights.w_mid`); use 'tiled'"
+    if dtype not in TRITON_DTYPES:
+        return f"it computes in {', '.join(str(t) for t in TRITON_DTYPES)}, not in {dtype}; use 'tiled'"
+    if head_dim not in TRITON_HEAD_DIMS:
+        return f"its head sizes are {list(TRITON_HEAD_DIMS)}, `u` has {head_dim}; use 'tiled'"
+    if width not in TRITON_WIDTHS:
+        return f"its kernel widths are {list(TRITON_WIDTHS)}, `weights.w1` has {width}; use 'tiled'"
+    return None
 
 
-def _why_no_triton() -> str:
-    if importlib.util.find_spec("triton") is None:
-        return '`backend` ("triton") needs the triton package: pip install "itnet[triton]"'
-    return '`backend` ("triton") is not part of this version; use "auto", "tiled" or "reference"'
-
-
-_BACKEND_FUNCTIONS = {"reference": reference_transform, "tiled": tiled_transform}
+def _announce(message: str) -> None:
+    """Logs a message the first time. Loggers cannot be traced, so a compiled call stays silent."""
+    if not torch.compiler.is_compiling() and message not in _announced:
+        _announced.add(message)
+        logger.info(message)

@@ -125,11 +125,15 @@ class PositionBias:
         weights: PositionWeights,
         frequencies: Tensor,  # [L, s]
         lattice: Lattice | None,
+        tile_dtype: torch.dtype | None = None,  # of bilinear tiles; None: that of the features
+        grad_dtype: torch.dtype | None = None,  # of the products with dL/dP
     ):
         self.query_positions, self.key_positions = query_positions, key_positions
         self.query_features, self.key_features = query_features, key_features
         self.weights = weights
         self.has_frequencies = len(frequencies) > 0
+        self.tile_dtype = tile_dtype or key_features.dtype
+        self.grad_dtype = grad_dtype or key_features.dtype
         self.lattice = lattice if weights.relative is not None or weights.distance is not None else None
         if self.lattice is not None:
             self.table = self._displacement_table(frequencies)  # [w, rows]
@@ -156,13 +160,15 @@ class PositionBias:
 
     def _tile_bilinear(self, start: int, stop: int) -> Tensor:
         coefficients = self._coefficients(start, stop)  # [t, w, F]
-        bias = coefficients @ self.key_features.T if coefficients is not None else None
+        bias = None
+        if coefficients is not None:
+            bias = coefficients.to(self.tile_dtype) @ self.key_features.T.to(self.tile_dtype)
         if self.weights.relative is not None and not self.has_frequencies:
             bias += (self.query_features[start:stop] @ self.weights.relative.T).unsqueeze(-1)
         if self.weights.distance is not None:
             _, lengths = self._differences(start, stop)
-            far = self.weights.distance * lengths.unsqueeze(1)  # [t, w, n_k]
-            bias = far if bias is None else bias.add_(far)
+            distance, lengths = self.weights.distance.to(self.tile_dtype), lengths.unsqueeze(1).to(self.tile_dtype)
+            bias = distance * lengths if bias is None else bias.addcmul_(distance, lengths)  # [t, w, n_k]
         return bias
 
     def _coefficients(self, start: int, stop: int) -> Tensor | None:
@@ -185,7 +191,8 @@ class PositionBias:
         rows = slice(start, stop)
         coefficients = self._coefficients(start, stop)
         if coefficients is not None:
-            grad_coefficients = grad @ self.key_features  # [t, w, F]
+            grad_coefficients = grad.to(self.grad_dtype) @ self.key_features.to(self.grad_dtype)  # [t, w, F]
+            grad_coefficients = grad_coefficients.to(grad.dtype)
             if grads.needs_positions:
                 grads.key_features += torch.einsum("tkj,tkf->jf", grad, coefficients)
             if self.weights.y is not None:
@@ -251,3 +258,23 @@ class PositionGradients:
             setattr(self, name, torch.zeros_like(getattr(bias, name)) if needs_positions else None)
         for name, weight in bias.weights._asdict().items():
             setattr(self, name, None if weight is None else torch.zeros_like(weight))
+
+
+def collect_position_gradients(
+    positions: tuple[Tensor, ...], grads: list[PositionGradients | None]
+) -> list[Tensor | None]:
+    """Gradients of the four position tensors, then of W_y, W_rel and w_d summed over the position sets."""
+    if grads[0] is None:
+        return [None] * 7
+    collected = [None] * 4
+    if grads[0].needs_positions:
+        stacks = [torch.stack([getattr(grad, name) for grad in grads]) for name in PositionGradients.PER_SET]
+        # A side that the batch shares collects from every sample.
+        collected = [
+            stack if len(stack) == len(tensor) else stack.sum(0, keepdim=True)
+            for stack, tensor in zip(stacks, positions, strict=True)
+        ]
+    for name in PositionWeights._fields:
+        parts = [getattr(grad, name) for grad in grads]
+        collected.append(None if parts[0] is None else torch.stack(parts).sum(0))
+    return collected

@@ -17,13 +17,14 @@ def reference_transform(
     query_positions: Tensor,  # [B or 1, n_q, s]
     key_positions: Tensor,  # [B or 1, n_k, s]
     weights: KernelWeights,
-    measure: Tensor,  # [B, n_k]
+    measure: Tensor | None,  # [B, n_k]
     is_causal: bool,
 ) -> Tensor:
     """sum_j omega_j K_ij u_j with K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper; [B, n_q, H, d_h]."""
     matrices = kernel_matrices(queries, keys, query_positions, key_positions, weights)
     u_y = keys.to(matrices.dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
     values = (matrices @ u_y.unsqueeze(-1)).squeeze(-1)  # K_ij u_j [B, n_q, n_k, H, d_h]
+    measure = uniform_measure(keys) if measure is None else measure
     omega = pair_measure(measure.to(matrices.dtype), queries.shape[1], is_causal)  # [B, n_q, n_k]
     return (omega[..., None, None] * values).sum(2).to(queries.dtype)
 
@@ -62,6 +63,13 @@ def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_position
     pairs = torch.broadcast_shapes(u_x.shape[:-1], u_y.shape[:-1])
     chosen = [groups[name].expand(*pairs, -1) for name in KERNEL_INPUTS if name in weights.inputs]
     return torch.cat(chosen, dim=-1) if chosen else u_x.new_zeros(*pairs, 0)
+
+
+def uniform_measure(keys: Tensor) -> Tensor:
+    """omega_j = 1/n_k: [B, n_k], float32 at least."""
+    batch, num_keys = keys.shape[:2]
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    return torch.full((batch, num_keys), 1 / num_keys, dtype=dtype, device=keys.device)
 
 
 def pair_measure(measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:

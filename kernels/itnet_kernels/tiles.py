@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from .positions import PositionBias, PositionGradients, PositionWeights, find_lattice
+from .positions import PositionBias, PositionGradients, PositionWeights, collect_position_gradients, find_lattice
 
 # Elements of one [groups, queries * w, keys] tile of pre-activations: 6 MB in float32, so that a tile stays in the
 # last-level cache between its two matrix products.
@@ -140,9 +140,9 @@ class PairTiles:
         if self.w_product is None:
             content.copy_(self.w_key.expand_as(content))
         else:
-            torch.mul(self.w_product, self.queries[heads, batch, start:stop].unsqueeze(-2), out=content)
-            if self.w_key is not None:
-                content.add_(self.w_key)
+            queries = self.queries[heads, batch, start:stop].unsqueeze(-2)
+            constant = self.w_product.new_zeros(()) if self.w_key is None else self.w_key
+            torch.addcmul(constant, self.w_product, queries, out=content)
         last.copy_(row)
         return out.view(-1, (stop - start) * self.width, self.head_dim + 1)
 
@@ -292,7 +292,7 @@ class _Gradients:
         target += grad.view_as(target)
 
     def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
-        """What autograd expects for the arguments of :class:`PairTiles` up to w2, and for the batch layout [B, n, H, .]."""
+        """What autograd expects for the arguments of :class:`PairTiles` up to w2, back in the layout [B, n, H, .]."""
         tiles = self.tiles
         keys = self.keys + self.values * tiles.measure
         measure = (self.values * tiles.keys).sum((0, 3))
@@ -300,28 +300,10 @@ class _Gradients:
         return (
             *in_batch_layout,
             measure,
-            *_collect_positions(tiles.positions, position_grads),
+            *collect_position_gradients(tiles.positions, position_grads),
             self.w_key,
             self.w_product,
             self.w_mid,
             self.b_mid,
             self.w2,
         )
-
-
-def _collect_positions(positions: tuple[Tensor, ...], grads: list[PositionGradients | None]) -> list[Tensor | None]:
-    """Gradients of the four position tensors, then of W_y, W_rel and w_d summed over the position sets."""
-    if grads[0] is None:
-        return [None] * 7
-    collected = [None] * 4
-    if grads[0].needs_positions:
-        stacks = [torch.stack([getattr(grad, name) for grad in grads]) for name in PositionGradients.PER_SET]
-        # A side that the batch shares collects from every sample.
-        collected = [
-            stack if len(stack) == len(tensor) else stack.sum(0, keepdim=True)
-            for stack, tensor in zip(stacks, positions, strict=True)
-        ]
-    for name in PositionWeights._fields:
-        parts = [getattr(grad, name) for grad in grads]
-        collected.append(None if parts[0] is None else torch.stack(parts).sum(0))
-    return collected

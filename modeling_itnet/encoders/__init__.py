@@ -17,10 +17,29 @@ An encoder names the forward arguments it takes (``required``, of which exactly 
 gives its ``main_input_name`` and ``input_embeddings()``, and is called with those arguments and the Fourier features.
 """
 
+from .graph import ITNetGraphEncoder
 from .image import ITNetImageEncoder
-from .raw import ITNetSignalEncoder
+from .multimodal import ITNetMultimodalEncoder
+from .point_cloud import ITNetPointCloudEncoder
+from .raw import ITNetSignalEncoder, signal_measure
 from .text import ITNetTextEncoder
 
-ENCODERS = {"image": ITNetImageEncoder, "text": ITNetTextEncoder, "signal": ITNetSignalEncoder}
+ENCODERS = {
+    "image": ITNetImageEncoder,
+    "text": ITNetTextEncoder,
+    "multimodal": ITNetMultimodalEncoder,
+    "point_cloud": ITNetPointCloudEncoder,
+    "graph": ITNetGraphEncoder,
+    "signal": ITNetSignalEncoder,
+}
 
-__all__ = ["ENCODERS", "ITNetImageEncoder", "ITNetSignalEncoder", "ITNetTextEncoder"]
+__all__ = [
+    "ENCODERS",
+    "ITNetGraphEncoder",
+    "ITNetImageEncoder",
+    "ITNetMultimodalEncoder",
+    "ITNetPointCloudEncoder",
+    "ITNetSignalEncoder",
+    "ITNetTextEncoder",
+    "signal_measure",
+]

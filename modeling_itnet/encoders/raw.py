@@ -24,16 +24,18 @@ from ..operator import ITNetFourierFeatures
 class ITNetSignalEncoder(nn.Module):
     """u = inputs_embeds + W_pos gamma(x) at the given positions; the measure is the given one or uniform.
 
+    With ``signal_feature_size`` = c, values a(x) [B, n, c] may be given instead: u = W_in a(x) + b + W_pos gamma(x).
     ``measure`` holds quadrature weights, for example cell volumes; they are normalised to sum to 1.
     """
 
-    required = ("inputs_embeds",)
+    required = ("inputs_embeds", "signal_values")
     optional = ("positions", "measure", "attention_mask")
-    main_input_name = "inputs_embeds"
 
     def __init__(self, config: ITNetConfig, position_size: int):
         super().__init__()
-        self.position_dim = config.position_dim
+        self.hidden_size, self.position_dim = config.hidden_size, config.position_dim
+        self.main_input_name = "signal_values" if config.signal_feature_size else "inputs_embeds"
+        self.lift = nn.Linear(config.signal_feature_size, config.hidden_size) if config.signal_feature_size else None
         self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
         self.dropout = nn.Dropout(config.embedding_dropout_prob)
 
@@ -43,11 +45,19 @@ class ITNetSignalEncoder(nn.Module):
     def forward(
         self,
         fourier: ITNetFourierFeatures,
-        inputs_embeds: Tensor,  # [B, n, d]
+        inputs_embeds: Tensor | None = None,  # [B, n, d]
+        signal_values: Tensor | None = None,  # [B, n, c] in place of inputs_embeds
         positions: Tensor | None = None,  # [n, s] or [B, n, s]
         measure: Tensor | None = None,  # [B, n]
         attention_mask: Tensor | None = None,  # [B, n]
     ) -> Signal:
+        if signal_values is not None:
+            inputs_embeds = self._lifted(signal_values)
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] == 0 or inputs_embeds.shape[2] != self.hidden_size:
+            raise ValueError(
+                f"`inputs_embeds` {list(inputs_embeds.shape)} must be [batch, positions, {self.hidden_size}] with at "
+                f"least one position: `hidden_size` is {self.hidden_size}"
+            )
         batch, count = inputs_embeds.shape[:2]
         if positions is None:
             raise ValueError("`positions` is missing: a signal needs `inputs_embeds` and `positions`")
@@ -58,16 +68,27 @@ class ITNetSignalEncoder(nn.Module):
             )
         positions = positions.float()
         features = inputs_embeds + self.position_projection(fourier(positions).to(inputs_embeds.dtype))
-        omega = uniform_measure(features, attention_mask)
-        if measure is not None:
-            omega = self._normalised(measure, omega)
-        return Signal(self.dropout(features), positions, omega)
+        return Signal(self.dropout(features), positions, signal_measure(features, measure, attention_mask))
 
-    def _normalised(self, measure: Tensor, uniform: Tensor) -> Tensor:
-        if measure.shape != uniform.shape:
-            raise ValueError(f"`measure` {list(measure.shape)} must be {list(uniform.shape)}, one weight per position")
-        weights = measure.float() * (uniform > 0)
-        total = weights.sum(1, keepdim=True)
-        if can_read_values(total) and not bool((total > 0).all() and (weights >= 0).all()):
-            raise ValueError("`measure` must not be negative and must not vanish on all real positions of a sample")
-        return weights / total
+    def _lifted(self, signal_values: Tensor) -> Tensor:
+        size = 0 if self.lift is None else self.lift.in_features
+        if self.lift is None or signal_values.dim() != 3 or signal_values.shape[2] != size:
+            raise ValueError(
+                f"`signal_values` {list(signal_values.shape)} must be [batch, positions, {size}]: "
+                f"`signal_feature_size` is {size}"
+            )
+        return self.lift(signal_values.to(self.lift.weight.dtype))
+
+
+def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None) -> Tensor:
+    """omega [B, n] of features [B, n, d]: the given quadrature weights, normalised over real positions, or uniform."""
+    uniform = uniform_measure(features, mask)
+    if measure is None:
+        return uniform
+    if measure.shape != uniform.shape:
+        raise ValueError(f"`measure` {list(measure.shape)} must be {list(uniform.shape)}, one weight per position")
+    weights = measure.float() * (uniform > 0)
+    total = weights.sum(1, keepdim=True)
+    if can_read_values(total) and not bool((total > 0).all() and (weights >= 0).all()):
+        raise ValueError("`measure` must not be negative and must not vanish on all real positions of a sample")
+    return weights / total

@@ -1,4 +1,4 @@
-"""The reassociated operator in PyTorch: any device, O(n d) memory, tile-by-tile recomputation in the backward.
+"""The reassociated operator: what surrounds the sum over pairs, for the tiled and the triton backend alike.
 
 Because the kernel MLP's last layer is linear, K_ij need never be formed. Per head,
 
@@ -6,33 +6,41 @@ Because the kernel MLP's last layer is linear, K_ij need never be formed. Per he
     A_i[k, c] = sum_j GELU(pre_ij[k]) omega_j u_j[c]
     out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
 
-which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is :class:`_PairSum`; what has no pairs
-in it (q, b2, the causal normalisation) is left to autograd. README.md of this folder derives the backward.
+which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is the operator ``itnet::pair_sum``
+(pair_sum.py); what has no pairs in it (q, b2, the causal normalisation) is left to autograd. README.md of this folder
+derives the backward.
 """
 
 import torch
 from torch import Tensor
 
+from .pair_sum import pair_sum
 from .positions import fourier_features, position_dtype
-from .tiles import PairTiles
+from .reference import uniform_measure
 from .weights import KernelWeights, split_input_weights
 
 
-def tiled_transform(
+def reassociated_transform(
     queries: Tensor,  # [B, n_q, H, d_h]
     keys: Tensor,  # [B, n_k, H, d_h]
     query_positions: Tensor,  # [B or 1, n_q, s]
     key_positions: Tensor,  # [B or 1, n_k, s]
     weights: KernelWeights,
-    measure: Tensor,  # [B, n_k]
+    measure: Tensor | None,  # [B, n_k]
     is_causal: bool,
+    backend: str,
 ) -> Tensor:
     """Same value and gradients as :func:`reference_transform`; [B, n_q, H, d_h]."""
     out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
+    operand_dtype = matmul_dtype(queries)
     with torch.autocast(queries.device.type, enabled=False):
-        queries, keys, measure = queries.to(dtype), keys.to(dtype), measure.to(dtype)
+        queries, keys = queries.to(dtype), keys.to(dtype)
+        measure = None if measure is None else measure.to(dtype)
         weights = KernelWeights(*(t.to(dtype) if isinstance(t, Tensor) else t for t in weights))
-        out = _pair_sum(queries, keys, query_positions, key_positions, weights, measure, is_causal)
+        out = _pair_sum(
+            queries, keys, query_positions, key_positions, weights, measure, is_causal, operand_dtype, backend
+        )
+        measure = uniform_measure(keys) if measure is None else measure
         out = out + _bias_term(keys, weights.b2, measure, queries.shape[1], is_causal)
         if is_causal:
             mass = measure.cumsum(1)[:, keys.shape[1] - queries.shape[1] :, None, None]  # visible to each query
@@ -40,20 +48,27 @@ def tiled_transform(
         return out.to(out_dtype)
 
 
+def matmul_dtype(features: Tensor) -> torch.dtype:
+    """dtype of a GPU kernel's matrix operands: that of the features, or autocast's where it lowers float32."""
+    device_type = features.device.type
+    if features.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return features.dtype
+
+
 def _bias_term(keys: Tensor, b2: Tensor, measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
     """b2 ubar: [B, n_q or 1, H, d_h]."""
     weighted = keys * measure[..., None, None]
-    if is_causal:
-        mean = weighted.cumsum(1)[:, keys.shape[1] - num_queries :]
-    else:
-        mean = weighted.sum(1, keepdim=True)
+    mean = weighted.cumsum(1)[:, keys.shape[1] - num_queries :] if is_causal else weighted.sum(1, keepdim=True)
     head_dim = keys.shape[-1]
     matrices = b2.unflatten(-1, (head_dim, head_dim)).expand(keys.shape[2], -1, -1)  # [H, a, c]
     return torch.einsum("hac,bihc->biha", matrices, mean)
 
 
-def _pair_sum(queries, keys, query_positions, key_positions, weights, measure, is_causal) -> Tensor:
-    """sum_j omega_j W2 (GELU(pre_ij) (x) u_j): prepares what is linear in n and calls :class:`_PairSum`."""
+def _pair_sum(
+    queries, keys, query_positions, key_positions, weights, measure, is_causal, operand_dtype, backend
+) -> Tensor:
+    """sum_j omega_j W2 (GELU(pre_ij) (x) u_j): prepares what is linear in n and calls the operator."""
     num_heads, head_dim = queries.shape[2:]
     width = weights.w1.shape[0]
     columns = split_input_weights(weights, head_dim)
@@ -70,7 +85,7 @@ def _pair_sum(queries, keys, query_positions, key_positions, weights, measure, i
     row = row.expand(*queries.shape[:3], width)
     w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
     w2 = w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1)
-    return _PairSum.apply(
+    return pair_sum(
         queries,
         keys,
         row,
@@ -90,22 +105,6 @@ def _pair_sum(queries, keys, query_positions, key_positions, weights, measure, i
         weights.fourier.detach(),
         is_causal,
         precision,
+        operand_dtype,
+        backend,
     )
-
-
-class _PairSum(torch.autograd.Function):
-    """The double sum over pairs. Saves its inputs only: no tensor with a pair or a (position, k, c) index."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        *tensors, is_causal, precision = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.is_causal, ctx.precision = is_causal, precision
-        return PairTiles(*tensors, is_causal, precision).forward()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_out):
-        tiles = PairTiles(*ctx.saved_tensors, ctx.is_causal, ctx.precision)
-        needs_positions = any(ctx.needs_input_grad[4:8])
-        return *tiles.backward(grad_out, needs_positions), None, None, None

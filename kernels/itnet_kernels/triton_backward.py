@@ -1,0 +1,194 @@
+"""The backward kernel: one pass over the pairs of a chunk, six matrix products per tile, no atomics.
+
+Per tile of rows (position, hidden unit) and keys, with s = pre/2 recomputed as in the forward and v = u omega / scale,
+
+    dS2 = (dA . v_j) 2 gelu'(pre)
+    query side, kept in registers:      A += h v_j,   dQ += dS2 u_j,   dq += sum_j dS2
+    key side, stored as partial sums:   2 (sum_rows dS2 Q/2 + omega_j / scale sum_rows h dA)
+
+Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by the host in a fixed order.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError('the triton backend needs the triton package: pip install "itnet[triton]"') from error
+
+from .triton_configs import BACKWARD, autotune
+from .triton_gelu import gelu_gate, gelu_slope
+
+
+@triton.jit
+def _bwd_keys(
+    b_acc,  # [ROWS, D]
+    b_dqv,  # [ROWS, D]
+    b_dq,  # [ROWS]
+    b_qv,  # [ROWS, D]
+    b_q,  # [ROWS]
+    b_da,  # [ROWS, D]
+    p_keys,
+    p_values,
+    p_measure,
+    p_bias,
+    p_dbias,
+    p_dkeys,
+    p_dmeasure,
+    o_bias,  # [ROWS, BK]
+    m_row,  # [ROWS]
+    i_last,  # last key that the tile's first position sees
+    begin,
+    end,
+    D: tl.constexpr,
+    KC: tl.constexpr,
+    BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    NEEDS_MEASURE: tl.constexpr,
+    MASKED: tl.constexpr,
+    GELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    o_k = tl.arange(0, BK)
+    o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
+    b_p = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])  # half the bias and row term of the next key tile
+    if HAS_BIAS:
+        b_p += tl.load(p_bias + begin + o_bias)
+    for j in tl.range(begin, end, BK):
+        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
+        b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
+        b_dh = tl.dot(b_da, tl.trans(b_v), input_precision=PRECISION)  # [ROWS, BK]
+        b_t = gelu_gate(b_s, GELU)
+        b_h = b_s * b_t + b_s
+        b_ds = b_dh * gelu_slope(b_s, b_t, GELU)
+        if MASKED:
+            o_last = i_last + tl.arange(0, b_q.shape[0]) // KC  # [ROWS]
+            visible = (j + o_k)[None, :] <= o_last[:, None]
+            b_h = tl.where(visible, b_h, 0.0)
+            b_ds = tl.where(visible, b_ds, 0.0)
+        b_dq += tl.sum(b_ds, 1)
+        b_h, b_ds = b_h.to(b_u.dtype), b_ds.to(b_u.dtype)
+        b_acc = tl.dot(b_h, b_v, b_acc, input_precision=PRECISION)
+        b_dqv = tl.dot(b_ds, b_u, b_dqv, input_precision=PRECISION)
+        b_du = tl.dot(tl.trans(b_h), b_da, input_precision=PRECISION)  # [BK, D]
+        if NEEDS_MEASURE:
+            tl.store(p_dmeasure + j + o_k, tl.sum(b_du * b_u, 1))
+        b_weight = tl.full([BK], 1.0, tl.float32) if UNIFORM else tl.load(p_measure + j + o_k)
+        # Doubled, because a plain sum would make the first product the accumulator of the second, and Triton has
+        # both warp groups compute such a product whole.
+        b_du = 2.0 * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (2.0 * b_weight)[:, None] * b_du
+        tl.store(p_dkeys + j * D + o_kd, b_du)
+        if HAS_BIAS:
+            tl.store(p_dbias + j + o_bias, b_ds, mask=m_row[:, None])
+            b_p = tl.load(p_bias + (j + BK) + o_bias) + b_q[:, None]
+    return b_acc, b_dqv, b_dq
+
+
+@autotune(BACKWARD)
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries"])
+def itnet_bwd_kernel(
+    p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
+    p_keys,  # [H, B, padded_keys, D]
+    p_values,  # [H, B, padded_keys, D], u_j times its measure
+    p_measure,  # [B, padded_keys], omega / scale
+    p_row,  # [H, B, n_q, W], half of q
+    p_bias,  # [num_queries, W, padded_keys], half of P
+    p_w_key,  # [W, D] float32
+    p_w_product,  # [W, D] float32
+    p_dmoments,  # dA [H, samples, num_queries, W, D]
+    p_scale,  # [1]
+    p_moments,  # out: [H, samples, num_queries, W, D]
+    p_dbias,  # out: dS2 [H, samples, num_queries, W, padded_keys]
+    p_drow,  # out: [H, samples, num_queries, W]
+    p_dqueries,  # out: [W / KC, H, samples, num_queries, D]
+    p_dw_key,  # out: [H, samples, position tiles, W, D]
+    p_dw_product,  # out: [H, samples, position tiles, W, D]
+    p_dkeys,  # out: [H, samples, tiles, padded_keys, D], doubled and without the scale
+    p_dmeasure,  # out: [H, samples, tiles, padded_keys]
+    num_queries,  # of the chunk
+    num_keys,
+    padded_keys,
+    causal_offset,  # query i of the chunk sees keys j <= i + causal_offset
+    samples,  # of the chunk
+    all_samples,  # B
+    all_queries,  # n_q
+    W: tl.constexpr,
+    D: tl.constexpr,
+    BP: tl.constexpr,
+    KC: tl.constexpr,
+    BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    NEEDS_MEASURE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    GELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    ROWS: tl.constexpr = BP * KC  # row = position * KC + unit
+    i_group, i_tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_first, i_unit = (i_tile // (W // KC)) * BP, (i_tile % (W // KC)) * KC
+    i_sample = (i_group // samples) * all_samples + i_group % samples
+    i_partial = i_group * tl.num_programs(1) + i_tile
+    p_keys += i_sample * padded_keys * D
+    p_values += i_sample * padded_keys * D
+    p_measure += (i_group % samples) * padded_keys
+    p_dkeys += i_partial * padded_keys * D
+    p_dmeasure += i_partial * padded_keys
+    o_row = tl.arange(0, ROWS)
+    o_unit = i_unit + o_row % KC  # [ROWS]
+    m_row = i_first + o_row // KC < num_queries
+    o_query = tl.minimum(i_first + o_row // KC, num_queries - 1)
+    o_d = tl.arange(0, D)[None, :]
+
+    o_source = i_sample * all_queries + o_query  # [ROWS]
+    o_target = (i_group * num_queries + o_query) * W + o_unit  # [ROWS]
+    b_query = tl.load(p_queries + o_source[:, None] * D + o_d)
+    b_w_key = tl.load(p_w_key + o_unit[:, None] * D + o_d)
+    b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d)
+    b_qv = (0.5 * (b_w_key + b_w_product * b_query)).to(p_keys.dtype.element_ty)  # [ROWS, D]
+    b_q = tl.load(p_row + o_source * W + o_unit)  # [ROWS]
+    # Rows beyond the last query have dA = 0 and so add nothing to any sum.
+    b_da = tl.load(p_dmoments + o_target[:, None] * D + o_d, mask=m_row[:, None], other=0.0)
+
+    p_bias += (i_first * W + i_unit).to(tl.int64) * padded_keys
+    p_dbias += (i_group * num_queries * W + i_first * W + i_unit) * padded_keys
+    o_bias = ((o_query - i_first) * W + o_row % KC)[:, None] * padded_keys + tl.arange(0, BK)[None, :]  # [ROWS, BK]
+    b_acc = tl.zeros([ROWS, D], tl.float32)
+    b_dqv = tl.zeros([ROWS, D], tl.float32)
+    b_dq = tl.zeros([ROWS], tl.float32)
+    i_last = i_first + causal_offset
+    end = num_keys
+    if IS_CAUSAL:
+        end = ((i_last + 1) // BK) * BK  # every row sees these key tiles whole
+    b_acc, b_dqv, b_dq = _bwd_keys(
+        b_acc, b_dqv, b_dq, b_qv, b_q, b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys, p_dmeasure,
+        o_bias, m_row, i_last, 0, end, D, KC, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, False, GELU, PRECISION,
+    )  # fmt: skip
+    if IS_CAUSAL:
+        stop = tl.minimum(i_first + BP, num_queries) + causal_offset
+        b_acc, b_dqv, b_dq = _bwd_keys(
+            b_acc, b_dqv, b_dq, b_qv, b_q, b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys,
+            p_dmeasure, o_bias, m_row, i_last, end, stop, D, KC, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, True, GELU,
+            PRECISION,
+        )  # fmt: skip
+
+    scale = tl.load(p_scale)
+    tl.store(
+        p_moments + o_target[:, None] * D + o_d, (b_acc * scale).to(p_moments.dtype.element_ty), mask=m_row[:, None]
+    )
+    tl.store(p_drow + o_target, b_dq * (0.5 * scale), mask=m_row)
+    b_dqv *= 0.5 * scale  # dQ
+    # Loaded again: kept across the loop, these two would spill.
+    b_query = tl.load(p_queries + o_source[:, None] * D + o_d, cache_modifier=".cg")
+    b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d, cache_modifier=".cg")
+    o_w = ((i_group * tl.cdiv(num_queries, BP) + i_first // BP) * W + i_unit + tl.arange(0, KC))[:, None] * D + o_d
+    tl.store(p_dw_key + o_w, tl.sum(tl.reshape(b_dqv, [BP, KC, D]), 0))
+    tl.store(p_dw_product + o_w, tl.sum(tl.reshape(b_dqv * b_query, [BP, KC, D]), 0))
+    o_position = i_first + tl.arange(0, BP)
+    i_units = (i_unit // KC).to(tl.int64) * tl.num_programs(0) + i_group
+    tl.store(
+        p_dqueries + (i_units * num_queries + o_position)[:, None] * D + o_d,
+        tl.sum(tl.reshape(b_dqv * b_w_product, [BP, KC, D]), 1),
+        mask=(o_position < num_queries)[:, None],
+    )

@@ -1,0 +1,127 @@
+"""The forward kernel: moments A_i[k, c] = scale * sum_j GELU(pre_ij[k]) v_j[c] of a chunk of queries."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError('the triton backend needs the triton package: pip install "itnet[triton]"') from error
+
+from .triton_configs import FORWARD, autotune
+from .triton_gelu import gelu_gate
+
+
+@triton.jit
+def _fwd_keys(
+    b_acc,  # [ROWS, D]
+    b_p,  # [ROWS, BK], half the bias and row term of the next key tile
+    b_qv,  # [ROWS, D]
+    b_q,  # [ROWS]
+    p_keys,
+    p_values,
+    p_bias,
+    o_bias,  # [ROWS, BK]
+    i_last,  # last key that the tile's first position sees
+    begin,
+    end,
+    D: tl.constexpr,
+    KC: tl.constexpr,
+    BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    MASKED: tl.constexpr,
+    GELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    o_k = tl.arange(0, BK)
+    o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
+    for j in tl.range(begin, end, BK):
+        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
+        if HAS_BIAS:  # of the next tile: the load has the rest of this iteration to arrive
+            b_p = tl.load(p_bias + (j + BK) + o_bias) + b_q[:, None]
+        b_h = b_s * gelu_gate(b_s, GELU) + b_s
+        if MASKED:
+            o_last = i_last + tl.arange(0, b_q.shape[0]) // KC  # [ROWS]
+            b_h = tl.where((j + o_k)[None, :] <= o_last[:, None], b_h, 0.0)
+        b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
+        b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
+    return b_acc, b_p
+
+
+@autotune(FORWARD)
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries"])
+def itnet_fwd_kernel(
+    p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
+    p_keys,  # [H, B, padded_keys, D]
+    p_values,  # [H, B, padded_keys, D], u_j times its measure
+    p_row,  # [H, B, n_q, W], half of q
+    p_bias,  # [num_queries, W, padded_keys], half of P
+    p_w_key,  # [W, D] float32
+    p_w_product,  # [W, D] float32
+    p_moments,  # [H, samples, num_queries, W, D]
+    p_scale,  # [1]
+    num_queries,  # of the chunk
+    num_keys,
+    padded_keys,
+    causal_offset,  # query i of the chunk sees keys j <= i + causal_offset
+    samples,  # of the chunk
+    all_samples,  # B
+    all_queries,  # n_q
+    W: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    GELU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    # A tile has BP positions times KC hidden units as rows, row = position * KC + unit.
+    KC: tl.constexpr = W if W < ROWS else ROWS
+    BP: tl.constexpr = ROWS // KC
+    # Neighbouring programs share the tile and differ in head and sample: they read the same bias.
+    i_group, i_tile = tl.program_id(0), tl.program_id(1)
+    i_first, i_unit = (i_tile // (W // KC)) * BP, (i_tile % (W // KC)) * KC
+    i_sample = (i_group // samples).to(tl.int64) * all_samples + i_group % samples
+    p_keys += i_sample * padded_keys * D
+    p_values += i_sample * padded_keys * D
+    o_row = tl.arange(0, ROWS)
+    o_unit = i_unit + o_row % KC  # [ROWS]
+    m_row = i_first + o_row // KC < num_queries
+    o_query = tl.minimum(i_first + o_row // KC, num_queries - 1)
+    o_d = tl.arange(0, D)[None, :]
+
+    o_source = i_sample * all_queries + o_query  # [ROWS]
+    b_query = tl.load(p_queries + o_source[:, None] * D + o_d)
+    b_w_key = tl.load(p_w_key + o_unit[:, None] * D + o_d)
+    b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d)
+    b_qv = (0.5 * (b_w_key + b_w_product * b_query)).to(p_keys.dtype.element_ty)  # [ROWS, D]
+    b_q = tl.load(p_row + o_source * W + o_unit)  # [ROWS]
+
+    p_bias += (i_first * W + i_unit).to(tl.int64) * padded_keys
+    o_bias = o_row * padded_keys  # of a tile with one position; otherwise its positions are W units apart
+    if BP > 1:
+        o_bias = ((o_query - i_first) * W + o_row % KC) * padded_keys
+    o_bias = o_bias[:, None] + tl.arange(0, BK)[None, :]  # [ROWS, BK]
+    b_p = tl.broadcast_to(b_q[:, None], [ROWS, BK])
+    if HAS_BIAS:
+        b_p += tl.load(p_bias + o_bias)
+    b_acc = tl.zeros([ROWS, D], tl.float32)
+    i_last = i_first + causal_offset
+    end = num_keys
+    if IS_CAUSAL:
+        end = ((i_last + 1) // BK) * BK  # every row sees these key tiles whole
+    b_acc, b_p = _fwd_keys(
+        b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, i_last, 0, end,
+        D, KC, BK, HAS_BIAS, UNIFORM, False, GELU, PRECISION,
+    )  # fmt: skip
+    if IS_CAUSAL:
+        stop = tl.minimum(i_first + BP, num_queries) + causal_offset
+        b_acc, b_p = _fwd_keys(
+            b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, i_last, end, stop,
+            D, KC, BK, HAS_BIAS, UNIFORM, True, GELU, PRECISION,
+        )  # fmt: skip
+    b_acc *= tl.load(p_scale)
+    o_out = (i_group.to(tl.int64) * num_queries + o_query) * W + o_unit  # [ROWS]
+    tl.store(p_moments + o_out[:, None] * D + o_d, b_acc.to(p_moments.dtype.element_ty), mask=m_row[:, None])

@@ -1,0 +1,126 @@
+"""Checks of the arguments that the public functions have in common. Every message names the argument and its shape."""
+
+import torch
+from torch import Tensor
+
+from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
+
+
+def may_look_at(tensor: Tensor) -> bool:
+    """Whether a check may depend on values: on a GPU it would wait for the device, a traced tensor has none."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def batched(positions: Tensor) -> Tensor:
+    """[n, s] or [B, n, s] -> [B or 1, n, s]."""
+    return positions if positions.dim() == 3 else positions.unsqueeze(0)
+
+
+def check_operands(
+    u: Tensor, positions: Tensor, weights: KernelWeights, queries: Tensor | None, query_positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Checks both domains and the weights; returns the query domain, which is the key domain unless given."""
+    if (queries is None) != (query_positions is None):
+        given, missing = ("queries", "query_positions") if query_positions is None else ("query_positions", "queries")
+        raise ValueError(f"`{given}` was given without `{missing}`: a query domain needs features and positions")
+    check_features("u", u)
+    if queries is None:
+        queries, query_positions = u, positions
+    else:
+        check_features("queries", queries)
+        if queries.shape[0] != u.shape[0] or queries.shape[2:] != u.shape[2:]:
+            raise ValueError(
+                f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)} in batch, heads and head size"
+            )
+    check_positions("positions", positions, "u", u, weights)
+    check_positions("query_positions", query_positions, "queries", queries, weights)
+    check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
+    return queries, query_positions
+
+
+def check_causal(num_queries: int, num_keys: int) -> None:
+    if num_queries > num_keys:
+        raise ValueError(
+            f"a causal operator needs at least as many keys as queries: `u` has {num_keys} positions, "
+            f"`queries` {num_queries}"
+        )
+
+
+def check_features(name: str, features: Tensor) -> None:
+    if features.dim() != 4 or 0 in features.shape:
+        raise ValueError(
+            f"`{name}` must have shape [batch, positions, heads, head size] with no size 0, got {list(features.shape)}"
+        )
+    if not features.is_floating_point():
+        raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
+
+
+def check_positions(name: str, positions: Tensor, owner: str, features: Tensor, weights: KernelWeights) -> None:
+    batch, count = features.shape[:2]
+    dim = weights.fourier.shape[1]
+    allowed = ([count, dim], [1, count, dim], [batch, count, dim])
+    if list(positions.shape) not in allowed:
+        raise ValueError(
+            f"`{name}` {list(positions.shape)} must be {allowed[0]} or {allowed[2]}: one coordinate of size {dim} "
+            f"(from `weights.fourier`) for each position of `{owner}` {list(features.shape)}"
+        )
+    if not positions.is_floating_point():
+        raise ValueError(f"`{name}` must be a floating-point tensor, got {positions.dtype}")
+    if may_look_at(positions) and not bool(positions.isfinite().all()):
+        raise ValueError(f"`{name}` holds values that are not finite; coordinates must be finite numbers")
+
+
+def check_measure(measure: Tensor, batch: int, num_keys: int) -> None:
+    if list(measure.shape) != [batch, num_keys]:
+        raise ValueError(
+            f"`measure` {list(measure.shape)} must be [{batch}, {num_keys}], one weight for each key of `u`"
+        )
+    if not measure.is_floating_point():
+        raise ValueError(f"`measure` must be a floating-point tensor, got {measure.dtype}")
+    if may_look_at(measure) and not bool((measure >= 0).all()):  # also catches NaN
+        raise ValueError("`measure` must not be negative or NaN: it holds the quadrature weights omega_j >= 0")
+
+
+def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None:
+    unknown = [name for name in weights.inputs if name not in KERNEL_INPUTS]
+    if unknown:
+        raise ValueError(f"`weights.inputs` has unknown groups {unknown}; known are {list(KERNEL_INPUTS)}")
+    width = weights.w1.shape[0]
+    columns = kernel_input_size(weights.inputs, *weights.fourier.shape, head_dim)
+    heads = 1 if weights.w2.shape[0] == 1 else num_heads
+    expected = {
+        "w1": [width, columns],
+        "b1": [width],
+        "w2": [heads, head_dim**2, width],
+        "b2": [heads, head_dim**2],
+    }
+    if (weights.w_mid is None) != (weights.b_mid is None):
+        raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
+    if weights.w_mid is not None:
+        expected |= {"w_mid": [width, width], "b_mid": [width]}
+    for name, shape in expected.items():
+        actual = list(getattr(weights, name).shape)
+        if actual != shape:
+            raise ValueError(
+                f"`weights.{name}` {actual} must be {shape} for {num_heads} heads of size {head_dim}, "
+                f"inputs {list(weights.inputs)} and {weights.fourier.shape[0]} frequencies"
+            )
+
+
+def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) -> None:
+    """The keys of each query: [B, n_q, M] integers in [0, n_k)."""
+    if indices.dim() != 3 or list(indices.shape[:2]) != [batch, num_queries]:
+        raise ValueError(f"`indices` {list(indices.shape)} must be [{batch}, {num_queries}, M]: M keys for each query")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"`indices` must be an integer tensor, got {indices.dtype}")
+    if may_look_at(indices) and not bool(((indices >= 0) & (indices < num_keys)).all()):
+        raise ValueError(f"`indices` must be in [0, {num_keys}): `u` has {num_keys} positions")
+
+
+def check_per_pair(name: str, tensor: Tensor, indices: Tensor) -> None:
+    """A number for each listed key."""
+    if tensor.shape != indices.shape or not tensor.is_floating_point():
+        raise ValueError(
+            f"`{name}` must be a floating-point tensor of the shape of `indices` {list(indices.shape)}, got "
+            f"{tensor.dtype} {list(tensor.shape)}"
+        )

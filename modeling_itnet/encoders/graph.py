@@ -1,0 +1,113 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Graphs: nodes at their Laplacian positions (s = 8 by default), joined by edges."""
+
+import torch
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal, can_read_values, check_mask, uniform_measure
+from ..operator import ITNetFourierFeatures
+
+
+class ITNetGraphEncoder(nn.Module):
+    """u(v) = W_gph h_v + b, at the Laplacian position of node v; uniform measure over the real nodes (App. enc_graph).
+
+    With ``num_node_types`` the features of a node are the embedding of its type instead. With ``edge_gate`` the
+    operator multiplies the kernel by 1[edge] + lambda, where lambda = rho^2 is one number for the whole model, learned
+    through rho. It lives here and not in the layers, which are the same for all modalities.
+    """
+
+    required = ("node_features", "node_types")
+    optional = ("positions", "neighbors", "attention_mask")
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.position_dim = config.position_dim
+        self.main_input_name = "node_types" if config.num_node_types else "node_features"
+        if config.num_node_types:
+            self.embedding = nn.Embedding(config.num_node_types, config.hidden_size)
+        else:
+            self.embedding = nn.Linear(config.node_feature_size, config.hidden_size)
+            self.embedding.initialization = "xavier"
+        self.gate_root = nn.Parameter(torch.empty(())) if config.edge_gate else None  # rho
+        self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    @property
+    def edge_gate(self) -> Tensor | None:
+        """lambda, the weight of pairs that no edge joins; None if the operator ignores edges."""
+        return None if self.gate_root is None else self.gate_root.square()
+
+    def forward(
+        self,
+        fourier: ITNetFourierFeatures,
+        node_features: Tensor | None = None,  # [B, n, c]
+        node_types: Tensor | None = None,  # [B, n]
+        positions: Tensor | None = None,  # [B, n, s]
+        neighbors: Tensor | None = None,  # [B, n, m]
+        attention_mask: Tensor | None = None,  # [B, n]
+    ) -> Signal:
+        nodes = self._nodes(node_features, node_types)
+        batch, count = nodes.shape[:2]
+        if positions is None or list(positions.shape) != [batch, count, self.position_dim]:
+            given = None if positions is None else list(positions.shape)
+            raise ValueError(
+                f"`positions` {given} must be [{batch}, {count}, {self.position_dim}], the Laplacian positions of the "
+                "nodes; ITNetGraphProcessor computes them"
+            )
+        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        features = self.embedding(nodes)
+        measure = uniform_measure(features, mask)
+        signal = Signal(self.dropout(features), positions.float(), measure)
+        if self.gate_root is not None:
+            self._check_neighbors(neighbors, batch, count)
+            signal.neighbors, signal.edge_gate = neighbors, self.edge_gate
+        return signal
+
+    def _nodes(self, node_features: Tensor | None, node_types: Tensor | None) -> Tensor:
+        """The input that this model was made for, checked and in the right dtype."""
+        given = node_features if self.main_input_name == "node_features" else node_types
+        if given is None:
+            raise ValueError(
+                f"this model needs `{self.main_input_name}`: its embedding is {type(self.embedding).__name__}"
+                f"({self.embedding.weight.shape[0 if self.main_input_name == 'node_types' else 1]} inputs)"
+            )
+        if self.main_input_name == "node_types":
+            if given.dim() != 2 or given.is_floating_point():
+                raise ValueError(f"`node_types` {list(given.shape)} ({given.dtype}) must be integers [batch, nodes]")
+            return given
+        size = self.embedding.in_features
+        if given.dim() != 3 or given.shape[2] != size or given.shape[1] == 0:
+            raise ValueError(
+                f"`node_features` {list(given.shape)} must be [batch, nodes, {size}]: `node_feature_size` is {size}"
+            )
+        return given.to(self.embedding.weight.dtype)
+
+    def _check_neighbors(self, neighbors: Tensor | None, batch: int, count: int) -> None:
+        if neighbors is None or neighbors.dim() != 3 or list(neighbors.shape[:2]) != [batch, count]:
+            given = None if neighbors is None else list(neighbors.shape)
+            raise ValueError(
+                f"`neighbors` {given} must be [{batch}, {count}, max degree]: `edge_gate` is on, which needs "
+                "the edges; ITNetGraphProcessor lists them"
+            )
+        if (
+            can_read_values(neighbors)
+            and neighbors.numel()
+            and not bool(((neighbors >= -1) & (neighbors < count)).all())
+        ):
+            raise ValueError(f"`neighbors` must hold node indices from 0 to {count - 1}, and -1 for none")

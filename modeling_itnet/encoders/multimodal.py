@@ -1,0 +1,85 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Image and text on one joint domain of the plane (s = 2)."""
+
+import torch
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal
+from ..operator import ITNetFourierFeatures
+from .image import ITNetImageEncoder
+from .text import ITNetTextEncoder
+
+#: Second coordinate of all text tokens; images end at 1.
+TEXT_LINE = 2.0
+
+
+class ITNetPlaneTextEncoder(ITNetTextEncoder):
+    """Text on a line of the plane that no image reaches: token k of n sits at (k/n, 2)."""
+
+    def positions(self, *args) -> Tensor:
+        line = super().positions(*args)  # [n, 1] or [B, n, 1]
+        return torch.cat([line, torch.full_like(line, TEXT_LINE)], dim=-1)
+
+
+class ITNetMultimodalEncoder(nn.Module):
+    """Patches on the unit square and tokens at (k/n, 2), each with the embedding of its modality added.
+
+    The image comes first. With ``pooling="cls"`` its [CLS] position is the first of all, and the one that heads read;
+    the [CLS] token of the text is a token like any other. ``config.measure`` shares the mass 1 out: "uniform" gives
+    every position the same weight, "balanced" image and text one half each, [a, b] the image a / (a + b) and the text
+    b / (a + b); within a modality all real positions weigh the same. [CLS] belongs to the image.
+    """
+
+    required = ("input_ids", "inputs_embeds")
+    optional = ("pixel_values", "attention_mask", "token_type_ids", "position_ids")
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.measure = (1.0, 1.0) if config.measure == "balanced" else config.measure
+        self.image = ITNetImageEncoder(config, position_size)
+        self.text = ITNetPlaneTextEncoder(config, position_size)
+        self.modality_embeddings = nn.Embedding(2, config.hidden_size)  # e_img, e_txt
+
+    def input_embeddings(self) -> nn.Module:
+        return self.text.input_embeddings()
+
+    def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor | None = None, **text_inputs) -> Signal:
+        """pixel_values [B, C, height, width]; text_inputs are the arguments of :class:`ITNetTextEncoder`."""
+        if pixel_values is None:
+            raise ValueError("`pixel_values` is missing: multimodal input is an image and a text")
+        image, text = self.image(fourier, pixel_values), self.text(fourier, **text_inputs)
+        if len(image.features) != len(text.features):
+            raise ValueError(
+                f"`pixel_values` holds {len(image.features)} images, but there are {len(text.features)} texts"
+            )
+        features = [part.features + e for part, e in zip((image, text), self.modality_embeddings.weight, strict=True)]
+        return Signal(torch.cat(features, dim=1), _join(image.positions, text.positions), self._measure(image, text))
+
+    def _measure(self, image: Signal, text: Signal) -> Tensor:
+        """omega [B, n_img + n_txt]; both parts come with a uniform measure of their own."""
+        if self.measure == "uniform":
+            shares = [(part.measure > 0).sum(1, keepdim=True) for part in (image, text)]  # real positions
+        else:
+            shares = self.measure
+        total = shares[0] + shares[1]
+        return torch.cat([image.measure * (shares[0] / total), text.measure * (shares[1] / total)], dim=1)
+
+
+def _join(image: Tensor, text: Tensor) -> Tensor:
+    """Positions of both: image [n, 2], text [m, 2] or [B, m, 2] -> [n + m, 2] or [B, n + m, 2]."""
+    return torch.cat([image.expand(*text.shape[:-2], -1, -1), text], dim=-2)

@@ -1,0 +1,116 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Point clouds: points in space (s = 3), in any order."""
+
+import torch
+from torch import Tensor, nn
+
+from configuration_itnet import ITNetConfig
+
+from ..domain import Signal, can_read_values, check_mask, uniform_measure
+from ..operator import ITNetFourierFeatures
+
+
+class ITNetPointCloudEncoder(nn.Module):
+    """u(p_k) = W_pc [e(p_k); f_k] + b + local_k, at the raw coordinates p_k; uniform measure over the real points.
+
+    e(p) is gamma(p), or p itself with ``point_embedding="raw"``; f_k are the ``point_feature_size`` features of a
+    point beside its coordinates; local_k is :class:`ITNetLocalExtraction`, absent if ``local_neighbors`` is 0.
+    """
+
+    required = ("points",)
+    optional = ("point_features", "attention_mask")
+    main_input_name = "points"
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        self.uses_fourier = config.point_embedding == "fourier"
+        self.feature_size = config.point_feature_size
+        coordinate_size = position_size if self.uses_fourier else config.position_dim
+        self.embedding = nn.Linear(coordinate_size + self.feature_size, config.hidden_size)
+        self.embedding.initialization = "xavier"
+        self.local = ITNetLocalExtraction(config) if config.local_neighbors else None
+        self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(
+        self,
+        fourier: ITNetFourierFeatures,
+        points: Tensor,  # [B, n, 3]
+        point_features: Tensor | None = None,  # [B, n, c]
+        attention_mask: Tensor | None = None,  # [B, n]
+    ) -> Signal:
+        self._check(points, point_features)
+        points, dtype = points.float(), self.embedding.weight.dtype
+        mask = None if attention_mask is None else check_mask(attention_mask, *points.shape[:2])
+        features = fourier(points) if self.uses_fourier else points
+        if point_features is not None:
+            features = torch.cat([features, point_features.float()], dim=-1)
+        features = self.embedding(features.to(dtype))
+        if self.local is not None:
+            features = features + self.local(points, point_features, mask)
+        return Signal(self.dropout(features), points, uniform_measure(features, mask))
+
+    def _check(self, points: Tensor, point_features: Tensor | None) -> None:
+        if points.dim() != 3 or points.shape[2] != 3 or points.shape[1] == 0:
+            raise ValueError(f"`points` {list(points.shape)} must be [batch, points, 3] with at least one point")
+        if can_read_values(points) and not bool(points.isfinite().all()):
+            raise ValueError("`points` holds coordinates that are not finite")
+        expected = [*points.shape[:2], self.feature_size] if self.feature_size else None
+        given = None if point_features is None else list(point_features.shape)
+        if given != expected:
+            raise ValueError(
+                f"`point_features` {given} must be {expected}: `point_feature_size` is {self.feature_size}"
+            )
+
+
+class ITNetLocalExtraction(nn.Module):
+    """local_k = max over the K nearest points j of MLP([p_j - p_k; f_j - f_k]), each feature on its own: [B, n, d].
+
+    A point is its own first neighbour. Padding is nobody's neighbour; a cloud of fewer than K points uses them all.
+    The MLP has one hidden layer of d units.
+    """
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__()
+        self.num_neighbors = config.local_neighbors
+        self.expand = nn.Linear(config.position_dim + config.point_feature_size, config.hidden_size)
+        self.contract = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = nn.GELU()
+
+    def forward(self, points: Tensor, point_features: Tensor | None, mask: Tensor | None) -> Tensor:
+        """points [B, n, 3] in float32, point_features [B, n, c], mask [B, n] -> [B, n, d]."""
+        index, is_real = nearest_neighbors(points, self.num_neighbors, mask)  # [B, n, K]
+        inputs = points if point_features is None else torch.cat([points, point_features.float()], dim=-1)
+        sample = torch.arange(len(points), device=points.device)[:, None, None]
+        differences = inputs[sample, index] - inputs.unsqueeze(2)  # [B, n, K, 3 + c]
+        hidden = self.activation(self.expand(differences.to(self.expand.weight.dtype)))
+        local = self.contract(hidden)
+        if is_real is not None:
+            local = local.masked_fill(~is_real.unsqueeze(-1), torch.finfo(local.dtype).min)
+        return local.amax(2)
+
+
+def nearest_neighbors(points: Tensor, count: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Indices [B, n, K] of the K = min(count, n) points nearest to each of ``points`` [B, n, s], nearest first.
+
+    The second result [B, n, K] says which of them are real points by ``mask`` [B, n]; None if there is no mask.
+    """
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # [B, n, n]
+    if mask is not None:
+        distances = distances.masked_fill(mask.unsqueeze(1) == 0, torch.inf)
+    nearest = distances.topk(min(count, points.shape[1]), dim=-1, largest=False)
+    return nearest.indices, None if mask is None else nearest.values.isfinite()

@@ -1,0 +1,55 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the operators of a model are called with, for whoever looks at kernels from outside."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .operator import ITNetOperator
+
+
+class OperatorInput(NamedTuple):
+    """What the operator of a layer is called with."""
+
+    features: Tensor  # LN(u) [B, n, d]
+    positions: Tensor  # [n, s] or [B, n, s]
+    measure: Tensor  # [B, n]
+    frequencies: Tensor  # B [L, s]
+
+
+def find_operators(model: nn.Module) -> list[ITNetOperator]:
+    """The operators of all layers, in their order."""
+    return [module for module in model.modules() if isinstance(module, ITNetOperator)]
+
+
+@torch.no_grad()
+def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[OperatorInput]:
+    """Runs the model on ``inputs`` in evaluation mode and returns what each of its operators was called with."""
+    captured = []
+    hooks = [
+        operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:4])))
+        for operator in find_operators(model)
+    ]
+    was_training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in was_training:
+            module.training = True
+    return captured

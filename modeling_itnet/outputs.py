@@ -1,0 +1,87 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Transformers' outputs with one field more: the proposal loss of Monte Carlo integration."""
+
+from dataclasses import dataclass
+from functools import cache, wraps
+
+from torch import Tensor
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class ITNetModelOutput(BaseModelOutputWithPooling):
+    r"""
+    proposal_loss (`torch.FloatTensor` of shape `(1,)`, *optional*, when training with Monte Carlo integration):
+        What trains the proposal, averaged over the layers.
+    """
+
+    proposal_loss: Tensor | None = None
+
+
+@cache
+def with_proposal_loss(output_class: type[ModelOutput]) -> type[ModelOutput]:
+    """The output class of a head with a field ``proposal_loss`` at its end."""
+    name = f"ITNet{output_class.__name__}"
+    fields = {"proposal_loss": None, "__annotations__": {"proposal_loss": Tensor | None}, "__module__": __name__}
+    globals()[name] = dataclass(type(name, (output_class,), fields))  # where pickle looks for it
+    return globals()[name]
+
+
+# Made on import, as a compiled model cannot make classes.
+for _output_class in (
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+):
+    with_proposal_loss(_output_class)
+
+
+def adds_proposal_loss(forward):
+    """Wraps the forward of a head: loss + lambda proposal_loss, and ``proposal_loss`` in the output.
+
+    Only where a proposal is trained; everywhere else the wrapper is not there. Task losses that divide by Trainer's
+    ``num_items_in_batch`` add up over the steps of an accumulation, and then so must this one.
+    """
+
+    @wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        if not (self.training and self.config.has_proposal):
+            return forward(self, *args, **kwargs)
+        return_dict = kwargs.pop("return_dict", self.config.return_dict)
+        output = forward(self, *args, **kwargs, return_dict=True)
+        proposal_loss = self.base_model.take_proposal_loss()
+        if proposal_loss is not None:
+            if output.get("loss") is not None:
+                share = 1.0
+                items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
+                if items is not None and labels is not None and getattr(self, "accepts_loss_kwargs", True):
+                    share = (labels != -100).sum() / items
+                output["loss"] = output["loss"] + self.config.proposal_loss_weight * share * proposal_loss
+            output = with_proposal_loss(type(output))(**output, proposal_loss=proposal_loss)
+        return output if return_dict else output.to_tuple()
+
+    return wrapper

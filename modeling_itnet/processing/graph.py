@@ -1,0 +1,183 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Graphs to padded batches of node features, Laplacian positions and neighbour lists."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
+
+from .arrays import as_array, pad
+from .laplacian import laplacian_positions, neighbor_lists, undirected_edges
+
+
+class ITNetGraphProcessor(FeatureExtractionMixin):
+    """
+    Turns graphs into the inputs of ITNet models with `modality="graph"`.
+
+    A graph is a mapping, or an object with attributes, that has
+
+    - `edge_index` `[2, E]`: the nodes that each edge joins. Edges have no direction and count once; a self-loop makes
+      a node its own neighbour.
+    - `x` (or `node_features`) `[n, c]`: real features, or `node_types` (or `node_type`) `[n]`: one label per node.
+    - `num_nodes`, if some nodes at the end have neither edge nor features.
+    - `y` (or `label`), optional: becomes `labels`.
+
+    A `Data` or `Batch` of PyTorch Geometric is such an object, and a NetworkX graph is read through its nodes and
+    edges, with the node attribute `x` or `node_types`. All graphs of a call have the same kind of features; without
+    any, every node gets the one feature 1.
+
+    Args:
+        num_positions (`int`, *optional*, defaults to 8):
+            Laplacian eigenvectors per node, the model's `position_dim`.
+    """
+
+    model_input_names = ["node_features", "node_types", "positions", "neighbors", "attention_mask"]
+
+    def __init__(self, num_positions: int = 8, **kwargs):
+        if num_positions < 1:
+            raise ValueError(f"`num_positions` ({num_positions}) must be at least 1")
+        self.num_positions = num_positions
+        super().__init__(**kwargs)
+
+    def __call__(
+        self,
+        graphs: Any,
+        flip_signs: bool = False,
+        generator: np.random.Generator | None = None,
+        return_tensors: str | None = None,
+    ) -> BatchFeature:
+        """
+        Args:
+            graphs: One graph, a list of graphs, or a PyTorch Geometric `Batch`.
+            flip_signs (`bool`, *optional*, defaults to `False`):
+                Negate every eigenvector of every graph with probability 1/2: an augmentation for training, as the sign
+                of an eigenvector means nothing.
+            generator (`np.random.Generator`, *optional*): Source of these signs.
+            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+
+        Returns:
+            `node_features` `[B, n, c]` or `node_types` `[B, n]`, `positions` `[B, n, num_positions]`, `neighbors`
+            `[B, n, max degree]` (-1 where a node has fewer), `attention_mask` `[B, n]`, and `labels` if all have `y`.
+        """
+        parsed = [_parse(graph, index) for index, graph in enumerate(_as_list(graphs))]
+        kinds = {(name, array.shape[1:]) for name, array, *_ in parsed}
+        if len(kinds) > 1:
+            raise ValueError(f"all graphs of a batch need features of the same kind and size, got {sorted(kinds)}")
+        generator = generator or np.random.default_rng()
+        data = {name: [] for name in (parsed[0][0], "positions", "neighbors", "attention_mask")}
+        most = max(len(array) for _, array, *_ in parsed)
+        for name, array, edges, _ in parsed:
+            count = len(array)
+            positions = laplacian_positions(edges, count, self.num_positions)
+            if flip_signs:
+                positions = positions * generator.choice([-1, 1], size=self.num_positions).astype(np.float32)
+            data[name].append(pad(array, most))
+            data["positions"].append(pad(positions, most))
+            data["attention_mask"].append(pad(np.ones(count, dtype=np.int64), most))
+            data["neighbors"].append(neighbor_lists(edges, count))
+        data["neighbors"] = _pad_lists(data["neighbors"], most)
+        labels = [label for *_, label in parsed]
+        if all(label is not None for label in labels):
+            data["labels"] = np.array(labels)
+        return BatchFeature({name: np.stack(list(value)) for name, value in data.items()}, tensor_type=return_tensors)
+
+
+def _as_list(graphs: Any) -> list:
+    if hasattr(graphs, "to_data_list"):  # a Batch of PyTorch Geometric
+        graphs = graphs.to_data_list()
+    if isinstance(graphs, Mapping) or not isinstance(graphs, (list, tuple)):
+        graphs = [graphs]
+    if len(graphs) == 0:
+        raise ValueError("`graphs` is empty; at least one graph is needed")
+    return list(graphs)
+
+
+def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
+    """Name and values of the node features, undirected edges, and label of a graph."""
+    if hasattr(graph, "nodes") and hasattr(graph, "edges") and not hasattr(graph, "edge_index"):
+        graph = _from_networkx(graph)
+    read = graph.get if isinstance(graph, Mapping) else lambda name: getattr(graph, name, None)
+
+    def first(*names: str) -> Any:
+        return next((value for value in map(read, names) if value is not None), None)
+
+    edges = first("edge_index")
+    if edges is None:
+        raise ValueError(f"graph {index} has no `edge_index`: an array [2, edges] of the nodes that each edge joins")
+    edges = as_array(edges, f"`edge_index` of graph {index}")
+    if edges.size == 0:
+        edges = np.zeros((2, 0), dtype=np.int64)
+    if edges.ndim != 2 or len(edges) != 2 or not np.issubdtype(edges.dtype, np.integer):
+        raise ValueError(
+            f"`edge_index` of graph {index} must be integers [2, edges], got {edges.dtype} {list(edges.shape)}"
+        )
+    features, types = first("x", "node_features"), first("node_types", "node_type")
+    name, array = ("node_types", types) if types is not None else ("node_features", features)
+    if array is None:
+        array = np.ones((_count(first("num_nodes"), edges, index), 1))
+    array = as_array(array, f"`{name}` of graph {index}")
+    if name == "node_features":
+        if array.ndim != 2 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+            raise ValueError(
+                f"`x` of graph {index} must be finite numbers [nodes, features], got {array.dtype} {list(array.shape)}"
+            )
+        array = array.astype(np.float32)
+    elif array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or (array < 0).any():
+        raise ValueError(
+            f"`node_types` of graph {index} must be integers [nodes] from 0, got {array.dtype} {list(array.shape)}"
+        )
+    if len(array) == 0:
+        raise ValueError(f"graph {index} has no nodes; at least one is needed")
+    if edges.size and (edges.min() < 0 or edges.max() >= len(array)):
+        raise ValueError(
+            f"`edge_index` of graph {index} names nodes {edges.min()} to {edges.max()}, but it has {len(array)} nodes"
+        )
+    return name, array, undirected_edges(edges.astype(np.int64)), _label(first("y", "label"))
+
+
+def _count(num_nodes: Any, edges: np.ndarray, index: int) -> int:
+    if num_nodes is None and edges.size == 0:
+        raise ValueError(f"graph {index} has no features, edges or `num_nodes`: nothing says how many nodes it has")
+    return int(edges.max()) + 1 if num_nodes is None else int(num_nodes)
+
+
+def _label(label: Any) -> Any:
+    """A number or an array of targets; a single class index comes as [1] from PyTorch Geometric."""
+    if label is None:
+        return None
+    label = np.asarray(label)
+    return label.reshape(()) if label.size == 1 else label
+
+
+def _from_networkx(graph: Any) -> dict:
+    number = {node: index for index, node in enumerate(graph.nodes)}
+    edges = np.array([(number[a], number[b]) for a, b, *_ in graph.edges], dtype=np.int64).reshape(-1, 2)
+    found: dict = {"edge_index": edges.T, "num_nodes": len(number)}
+    for name in ("x", "node_types"):
+        values = [attributes[name] for _, attributes in graph.nodes(data=True) if name in attributes]
+        if len(values) == len(number) > 0:
+            found[name] = np.array(values)
+    return found
+
+
+def _pad_lists(graphs: list[list[np.ndarray]], num_nodes: int) -> np.ndarray:
+    """Lists of neighbours [B][n][degree] -> [B, num_nodes, max degree, at least 1], filled up with -1."""
+    degree = max([1, *(len(nodes) for lists in graphs for nodes in lists)])
+    padded = np.full((len(graphs), num_nodes, degree), -1, dtype=np.int64)
+    for sample, lists in enumerate(graphs):
+        for node, nodes in enumerate(lists):
+            padded[sample, node, : len(nodes)] = nodes
+    return padded

@@ -1,0 +1,79 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Images to pixel values, with PIL and NumPy only."""
+
+import numpy as np
+from PIL import Image
+from transformers.image_processing_backends import PilBackend
+from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PILImageResampling
+from transformers.processing_utils import ImagesKwargs
+
+
+class ITNetImageProcessorKwargs(ImagesKwargs, total=False):
+    r"""
+    num_channels (`int`, *optional*, defaults to 3):
+        Channels that an image must have after conversion: the model's `num_channels`.
+    """
+
+    num_channels: int
+
+
+class ITNetImageProcessor(PilBackend):
+    """
+    Converts to RGB, resizes, scales to [0, 1] and normalises to [-1, 1]. `num_channels=1` is for grey images:
+    conversion is off, and mean and standard deviation have one entry. [`ITNetImageProcessor.from_model_config`] sets
+    all of it.
+    """
+
+    valid_kwargs = ITNetImageProcessorKwargs
+    model_input_names = ["pixel_values"]
+
+    resample = PILImageResampling.BICUBIC
+    image_mean = IMAGENET_STANDARD_MEAN
+    image_std = IMAGENET_STANDARD_STD
+    size = {"height": 224, "width": 224}
+    do_convert_rgb = True
+    do_resize = True
+    do_rescale = True
+    do_normalize = True
+    num_channels = 3
+
+    @classmethod
+    def from_model_config(cls, config, **kwargs) -> "ITNetImageProcessor":
+        """The processor that makes images of the size and number of channels of a model's configuration."""
+        height, width = config.image_shape
+        values = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        if config.num_channels != 3:
+            half = [0.5] * config.num_channels
+            values |= {"do_convert_rgb": False, "image_mean": half, "image_std": half}
+        return cls(**{**values, **kwargs})
+
+    def process_image(self, image, do_convert_rgb=None, input_data_format=None, **kwargs) -> np.ndarray:
+        """One image as an array [channels, height, width]; says so if it has the wrong number of channels."""
+        mode = image.mode if isinstance(image, Image.Image) else None
+        if mode == "P" and not do_convert_rgb:
+            raise ValueError(
+                "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
+            )
+        array = super().process_image(image, do_convert_rgb, input_data_format, **kwargs)
+        if len(array) != self.num_channels:
+            kind = f"of mode {mode!r}" if mode else "given as an array"
+            raise ValueError(
+                f"an image {kind} has {len(array)} channels, but `num_channels` is {self.num_channels}: convert it, "
+                f"or set `do_convert_rgb` (now {do_convert_rgb}) and `num_channels` to what the model takes"
+            )
+        return array
+
+
+__all__ = ["ITNetImageProcessor"]

@@ -1,0 +1,103 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Positions for the nodes of a graph: eigenvectors of its normalised Laplacian (App. enc_graph)."""
+
+import numpy as np
+
+try:
+    from scipy.sparse import coo_array
+    from scipy.sparse.linalg import eigsh
+except ImportError:  # only large graphs need it
+    eigsh = None
+
+#: Components of up to this many nodes are solved densely.
+DENSE_MAX_NODES = 512
+# Entries of an eigenvector whose magnitudes differ by less than this count as equal.
+_TIE = 1e-6
+
+
+def undirected_edges(edge_index: np.ndarray) -> np.ndarray:
+    """Both directions of every edge, each once, sorted by (from, to): [2, E]. Self-loops stay."""
+    both = np.concatenate([edge_index, edge_index[::-1]], axis=1)
+    return np.unique(both, axis=1)
+
+
+def neighbor_lists(edges: np.ndarray, num_nodes: int) -> list[np.ndarray]:
+    """The nodes next to each node, in ascending order, from :func:`undirected_edges`."""
+    return np.split(edges[1], np.searchsorted(edges[0], np.arange(1, num_nodes)))
+
+
+def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndarray:
+    """x_v = [phi_1(v); ...; phi_size(v)], the first non-trivial eigenvectors of I - D^(-1/2) A D^(-1/2): [n, size].
+
+    - Every connected component is solved by itself. Its eigenvalue 0, whose eigenvector only holds degrees, is left
+      out; the others follow in ascending order, each a unit vector on the nodes of the component.
+    - A component of m nodes has m - 1 of them; further coordinates are 0. So is all of an isolated node.
+    - An eigenvector may be negated: the sign is chosen so that the entry of largest magnitude is positive, the first
+      of equals. Where symmetry makes magnitudes equal, or an eigenvalue is repeated, the choice depends on the order
+      of the nodes; random signs in training (``flip_signs`` of the processor) teach a model not to rely on it.
+    - Self-loops do not count; A holds 0 and 1.
+
+    ``edges`` come from :func:`undirected_edges`.
+    """
+    positions = np.zeros((num_nodes, size))
+    edges = edges[:, edges[0] != edges[1]]
+    label = connected_components(edges, num_nodes)
+    order = np.argsort(label, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
+        if len(nodes) > 1:
+            local = np.full(num_nodes, -1)
+            local[nodes] = np.arange(len(nodes))
+            inside = local[edges[:, label[edges[0]] == label[nodes[0]]]]
+            vectors = _eigenvectors(inside, len(nodes), size)
+            positions[nodes, : vectors.shape[1]] = _fix_signs(vectors)
+    return positions.astype(np.float32)
+
+
+def connected_components(edges: np.ndarray, num_nodes: int) -> np.ndarray:
+    """The lowest node of each node's component: [n]."""
+    label = np.arange(num_nodes)
+    while True:
+        lower = label.copy()
+        np.minimum.at(lower, edges[0], label[edges[1]])
+        lower = lower[lower]  # follow the label of the label, which halves the way
+        if (lower == label).all():
+            return label
+        label = lower
+
+
+def _eigenvectors(edges: np.ndarray, count: int, size: int) -> np.ndarray:
+    """The non-trivial eigenvectors of a connected graph, at most ``size``, as columns."""
+    degree = np.bincount(edges[0], minlength=count)
+    values = 1 / np.sqrt(degree[edges[0]] * degree[edges[1]])
+    if count <= max(DENSE_MAX_NODES, size + 1):
+        adjacency = np.zeros((count, count))
+        adjacency[edges[0], edges[1]] = values
+        return np.linalg.eigh(np.eye(count) - adjacency)[1][:, 1 : size + 1]
+    if eigsh is None:
+        raise ImportError(
+            f"a graph component of {count} nodes needs the sparse solver of scipy: pip install scipy "
+            f"(up to {DENSE_MAX_NODES} nodes work without)"
+        )
+    adjacency = coo_array((values, (edges[0], edges[1])), shape=(count, count)).tocsr()
+    start = np.random.default_rng(0).standard_normal(count)  # eigsh would draw another one each time
+    # The smallest eigenvalues of the Laplacian are the largest of the normalised adjacency.
+    eigenvalues, vectors = eigsh(adjacency, k=size + 1, which="LA", v0=start)
+    return vectors[:, np.argsort(-eigenvalues)[1:]]
+
+
+def _fix_signs(vectors: np.ndarray) -> np.ndarray:
+    magnitude = np.abs(vectors)
+    leader = (magnitude > magnitude.max(axis=0) - _TIE).argmax(axis=0)
+    return vectors * np.sign(vectors[leader, np.arange(vectors.shape[1])])

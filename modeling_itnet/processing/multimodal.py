@@ -1,0 +1,72 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Image and text together: an image processor and a tokenizer in one."""
+
+from transformers.feature_extraction_utils import BatchFeature
+from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
+
+
+class ITNetProcessorKwargs(ProcessingKwargs, total=False):
+    _defaults = {"text_kwargs": {"padding": True}}
+
+
+class ITNetProcessor(ProcessorMixin):
+    """
+    Combines an [`ITNetImageProcessor`] and a tokenizer. Texts are padded to the longest of a batch; one that is longer
+    than the tokenizer's `model_max_length` is an error, unless `truncation=True`.
+
+    Pairs of images, `[[a, b], [c, d]]`, with one text each become `pixel_values` `[B, 2, C, H, W]`.
+    """
+
+    valid_processor_kwargs = ITNetProcessorKwargs
+
+    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
+        super().__init__(image_processor, tokenizer, **kwargs)
+
+    def __call__(self, images=None, text=None, **kwargs) -> BatchFeature:
+        """`images`: one, a list, or a list of lists of the same length; `text`: one or a list."""
+        pairs = isinstance(images, (list, tuple)) and len(images) > 0 and isinstance(images[0], (list, tuple))
+        per_text = 1
+        if pairs:
+            per_text = len(images[0])
+            if any(len(group) != per_text for group in images):
+                raise ValueError(f"every text needs the same number of images, got {[len(group) for group in images]}")
+            images = [image for group in images for image in group]
+        if images is not None and text is not None and not isinstance(text, str):
+            count = len(images) // per_text if isinstance(images, (list, tuple)) else None
+            if count is not None and count != len(text):
+                raise ValueError(f"`images` holds {count} entries, but there are {len(text)} texts")
+        batch = super().__call__(images=images, text=text, **kwargs)
+        if "input_ids" in batch:
+            self._check_length(batch["input_ids"])
+        if pairs:
+            pixels = batch["pixel_values"]
+            batch["pixel_values"] = (
+                [pixels[i : i + per_text] for i in range(0, len(pixels), per_text)]
+                if isinstance(pixels, list)
+                else pixels.reshape(-1, per_text, *pixels.shape[1:])
+            )
+        return batch
+
+    def _check_length(self, input_ids) -> None:
+        rows = input_ids if len(input_ids) and hasattr(input_ids[0], "__len__") else [input_ids]
+        longest, limit = max(len(row) for row in rows), self.tokenizer.model_max_length
+        if longest > limit:
+            raise ValueError(
+                f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer: shorten it, "
+                "or pass `truncation=True`"
+            )
+
+
+__all__ = ["ITNetProcessor"]

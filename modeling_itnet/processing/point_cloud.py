@@ -1,0 +1,171 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Point clouds to padded batches: sampling, normalisation, and the augmentations of Table hp_modelnet."""
+
+from typing import Any
+
+import numpy as np
+from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
+
+from .arrays import as_array, pad
+
+
+class ITNetPointCloudProcessor(FeatureExtractionMixin):
+    """
+    Turns point clouds into the inputs of ITNet models with `modality="point_cloud"`.
+
+    Args:
+        num_points (`int`, *optional*, defaults to 1024):
+            Larger clouds are thinned out to this many points, chosen at random. Smaller ones keep all of theirs and
+            are padded. `None` keeps every point.
+        do_normalize (`bool`, *optional*, defaults to `True`):
+            Move the mean of each cloud to 0 and its farthest point to distance 1.
+        scale_range (`tuple[float, float]`, *optional*, defaults to `(0.8, 1.25)`):
+            Range of the random scale factor, one per cloud.
+        jitter_std (`float`, *optional*, defaults to 0.01):
+            Standard deviation of the noise added to every coordinate.
+        do_rotate (`bool`, *optional*, defaults to `True`):
+            Rotate each cloud about the gravity axis by a random angle.
+        gravity_axis (`int`, *optional*, defaults to 2):
+            The axis that points up: 0, 1 or 2 for x, y, z.
+        features_are_normals (`bool`, *optional*, defaults to `False`):
+            The first three point features are a vector that turns with the cloud.
+    """
+
+    model_input_names = ["points", "point_features", "attention_mask"]
+
+    def __init__(
+        self,
+        num_points: int | None = 1024,
+        do_normalize: bool = True,
+        scale_range: tuple[float, float] = (0.8, 1.25),
+        jitter_std: float = 0.01,
+        do_rotate: bool = True,
+        gravity_axis: int = 2,
+        features_are_normals: bool = False,
+        **kwargs,
+    ):
+        if num_points is not None and num_points < 1:
+            raise ValueError(f"`num_points` ({num_points}) must be at least 1, or None for all points")
+        if gravity_axis not in (0, 1, 2):
+            raise ValueError(f"`gravity_axis` ({gravity_axis}) must be 0, 1 or 2")
+        self.num_points = num_points
+        self.do_normalize = do_normalize
+        self.scale_range = list(scale_range)
+        self.jitter_std = jitter_std
+        self.do_rotate = do_rotate
+        self.gravity_axis = gravity_axis
+        self.features_are_normals = features_are_normals
+        super().__init__(**kwargs)
+
+    def __call__(
+        self,
+        points: Any,
+        point_features: Any = None,
+        augment: bool = False,
+        generator: np.random.Generator | None = None,
+        return_tensors: str | None = None,
+    ) -> BatchFeature:
+        """
+        Args:
+            points: Coordinates `[n, 3]` of one cloud, or a list (or array `[B, n, 3]`) of clouds.
+            point_features: What points carry beside their coordinates, `[n, c]` each, in the form of `points`.
+            augment (`bool`, *optional*, defaults to `False`):
+                Scale, jitter and rotate, for training.
+            generator (`np.random.Generator`, *optional*):
+                Source of all randomness. Without one, augmentation differs from call to call, and the choice of points
+                without augmentation is always the same.
+            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+
+        Returns:
+            `points` `[B, n, 3]`, `attention_mask` `[B, n]`, and `point_features` `[B, n, c]` if given.
+        """
+        clouds = _as_clouds(points, "points")
+        features = [None] * len(clouds) if point_features is None else _as_clouds(point_features, "point_features")
+        if len(features) != len(clouds):
+            raise ValueError(f"`point_features` holds {len(features)} clouds, `points` {len(clouds)}")
+        if generator is None:
+            generator = np.random.default_rng() if augment else np.random.default_rng(0)
+        done = [
+            self._process(cloud, feature, index, augment, generator)
+            for index, (cloud, feature) in enumerate(zip(clouds, features, strict=True))
+        ]
+        most = max(len(cloud) for cloud, _ in done)
+        data = {
+            "points": np.stack([pad(cloud, most) for cloud, _ in done]),
+            "attention_mask": np.stack([pad(np.ones(len(cloud), dtype=np.int64), most) for cloud, _ in done]),
+        }
+        if point_features is not None:
+            data["point_features"] = np.stack([pad(feature, most) for _, feature in done])
+        return BatchFeature(data, tensor_type=return_tensors)
+
+    def _process(self, points, features, index: int, augment: bool, generator) -> tuple[np.ndarray, np.ndarray | None]:
+        _check(points, features, index)
+        points = points.astype(np.float64)
+        features = None if features is None else features.astype(np.float32)
+        if self.num_points is not None and len(points) > self.num_points:
+            chosen = generator.choice(len(points), self.num_points, replace=False)
+            points, features = points[chosen], None if features is None else features[chosen]
+        if self.do_normalize:
+            points = points - points.mean(axis=0)
+            points = points / max(np.linalg.norm(points, axis=1).max(), np.finfo(np.float32).tiny)
+        if augment:
+            points, features = self._augment(points, features, generator)
+        return points.astype(np.float32), features
+
+    def _augment(self, points, features, generator) -> tuple[np.ndarray, np.ndarray | None]:
+        points = points * generator.uniform(*self.scale_range)
+        if self.do_rotate:
+            rotation = _rotation(generator.uniform(0, 2 * np.pi), self.gravity_axis)
+            points = points @ rotation.T
+            if features is not None and self.features_are_normals:
+                features = np.concatenate([features[:, :3] @ rotation.T, features[:, 3:]], axis=1).astype(np.float32)
+        return points + self.jitter_std * generator.standard_normal(points.shape), features
+
+
+def _rotation(angle: float, axis: int) -> np.ndarray:
+    """Rotation matrix [3, 3] about a coordinate axis."""
+    first, second = (axis + 1) % 3, (axis + 2) % 3
+    matrix = np.eye(3)
+    matrix[first, first] = matrix[second, second] = np.cos(angle)
+    matrix[second, first] = np.sin(angle)
+    matrix[first, second] = -matrix[second, first]
+    return matrix
+
+
+def _as_clouds(values: Any, name: str) -> list[np.ndarray]:
+    """A list of arrays [n, c] out of one, of a list of them, or of an array [B, n, c]."""
+    if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 2:
+        return [as_array(cloud, f"`{name}` of cloud {index}") for index, cloud in enumerate(values)]
+    array = as_array(values, f"`{name}`")
+    if array.ndim == 2:
+        return [array]
+    if array.ndim != 3 or len(array) == 0:
+        size = 3 if name == "points" else "features"
+        raise ValueError(f"`{name}` {list(array.shape)} must be [points, {size}], or a list of such arrays")
+    return list(array)
+
+
+def _check(points: np.ndarray, features: np.ndarray | None, index: int) -> None:
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise ValueError(f"`points` of cloud {index} must be [points, 3], got {list(points.shape)}")
+    if len(points) == 0:
+        raise ValueError(f"cloud {index} is empty; at least one point is needed")
+    if not np.isfinite(points).all():
+        bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
+        raise ValueError(f"cloud {index} has coordinates that are not finite, at point {bad[0]} of {len(points)}")
+    if features is not None and (features.ndim != 2 or len(features) != len(points)):
+        raise ValueError(
+            f"`point_features` of cloud {index} must be [{len(points)}, features], got {list(features.shape)}"
+        )

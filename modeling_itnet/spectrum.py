@@ -1,0 +1,72 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Singular values of learned kernels, and what a low rank keeps of them (App. rank_bound of the paper)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from itnet_kernels import kernel_matrices
+
+from .operator_inputs import find_operators, operator_inputs
+
+
+@dataclass(frozen=True)
+class KernelSpectrum:
+    """Singular values of the block matrix K [n d_h, n d_h] with the blocks K_ij, per layer, sample and head."""
+
+    singular_values: Tensor  # [L, B, H, n * d_h], falling
+
+    def energy(self, rank: int) -> Tensor:
+        """Share of |K|_F^2 that the best approximation of this rank keeps: [L, B, H]."""
+        squares = self.singular_values.square()
+        return squares[..., :rank].sum(-1) / squares.sum(-1).clamp(min=torch.finfo(squares.dtype).tiny)
+
+    def error(self, rank: int) -> Tensor:
+        """|K - K_r|_F of the best approximation K_r of this rank (Eckart-Young): [L, B, H]."""
+        return self.singular_values[..., rank:].square().sum(-1).sqrt()
+
+    def bound(self, rank: int) -> Tensor:
+        """The paper's bound on it, |K|_* / sqrt(r): [L, B, H]."""
+        return self.singular_values.sum(-1) / rank**0.5
+
+
+@torch.no_grad()
+def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: bool = False) -> KernelSpectrum:
+    """Singular values of the kernels of all layers at the features that the model has on ``batch``.
+
+    Forms K with all its (n d_h)^2 entries per sample and head: small inputs only.
+
+    Args:
+        model: an ITNetModel or a head around one, with exact kernels.
+        batch: keyword arguments of its forward.
+        centred: first take out the mean of K_ij over all pairs: the constant part, which low-rank integration has
+            besides its factors.
+    """
+    operators = find_operators(model)
+    if any(operator.kernel is None for operator in operators):
+        raise ValueError("the model has no exact kernels: it is a low-rank model")
+    values = []
+    inputs = operator_inputs(model, {name: value for name, value in batch.items() if name != "labels"})
+    for operator, (features, positions, _, frequencies) in zip(operators, inputs, strict=True):
+        heads = features.unflatten(-1, (operator.num_heads, -1))
+        positions = positions if positions.dim() == 3 else positions.unsqueeze(0)
+        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(frequencies))
+        if centred:
+            matrices = matrices - matrices.mean((1, 2), keepdim=True)
+        blocks = matrices.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)  # [B, H, n * d_h, n * d_h]
+        values.append(torch.linalg.svdvals(blocks.double()))
+    return KernelSpectrum(torch.stack(values))

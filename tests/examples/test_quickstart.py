@@ -1,0 +1,54 @@
+"""The quickstart as a user runs it, with a few steps instead of all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageClassification
+
+from modeling_itnet import ITNetForImageClassification
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder that the script wrote, what it printed)."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    command = [sys.executable, "examples/quickstart.py", "--max_steps", "3", "--batch_size", "16"]
+    command += ["--output_dir", str(folder / "model")]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return folder / "model", done.stdout
+
+
+def test_reports_accuracy_and_reload(run):
+    _, printed = run
+    assert "Test accuracy: " in printed
+    assert "identical logits" in printed
+
+
+def test_saved_folder_reloads(run):
+    model = AutoModelForImageClassification.from_pretrained(run[0])
+    assert type(model) is ITNetForImageClassification
+    assert model.config.id2label[9] == "Ankle boot"
+    assert model(pixel_values=torch.zeros(2, 1, 28, 28)).logits.shape == (2, 10)
+
+
+def test_picture_is_not_trivial(run):
+    with Image.open(run[0] / "kernels.png") as picture:
+        assert min(picture.size) > 400
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 100
+
+
+def test_help_lists_the_options():
+    command = [sys.executable, "examples/quickstart.py", "--help"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for option in ("--epochs", "--batch_size", "--output_dir", "--seed", "--data_dir", "--max_steps"):
+        assert option in printed

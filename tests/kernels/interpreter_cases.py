@@ -1,0 +1,181 @@
+"""The Triton kernels in Triton's interpreter. Run by test_triton_interpreter.py: Triton reads TRITON_INTERPRET when
+it is imported, so that these tests need processes of their own. No bfloat16: the interpreter multiplies its bits.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from itnet_kernels import KERNEL_INPUTS, integral_transform
+from itnet_kernels.reference import kernel_input, pair_measure
+from itnet_kernels.validation import batched
+
+# One sample, two heads, head_dim 16 and width 32 unless said otherwise
+CASES = {
+    "n1": {"n": 1},
+    "n15-causal": {"n": 15, "is_causal": True},
+    "n17-per-sample": {"n": 17, "per_sample": True, "batch": 2, "heads": 1},
+    "n33-causal-per-sample": {"n": 33, "is_causal": True, "per_sample": True, "batch": 2, "heads": 1},
+    "n40": {"n": 40, "dim": 3, "heads": 1},
+    "n40-17-queries-causal": {"n": 40, "num_queries": 17, "is_causal": True, "heads": 1},
+    "n15-17-queries": {"n": 15, "num_queries": 17, "per_sample": True, "heads": 1},
+    "shared-output": {"n": 7, "shared_output": True, "is_causal": True, "batch": 3},
+    "raw-coordinates": {"n": 15, "frequencies": 0, "heads": 1},
+    "d32-w64": {"n": 15, "head_dim": 32, "width": 64, "heads": 1, "is_causal": True},
+    "d64-w128": {"n": 9, "head_dim": 64, "width": 128, "heads": 1},
+    "d128-w32": {"n": 9, "head_dim": 128, "heads": 1},
+    "d16-w256": {"n": 5, "width": 256, "heads": 1},
+    "content": {"n": 17, "inputs": ("u_x", "u_y", "u_x*u_y"), "heads": 1},
+    "product": {"n": 15, "inputs": ("u_x*u_y",), "is_causal": True, "heads": 1},
+    "positions": {"n": 15, "inputs": ("x", "y", "x-y", "distance"), "heads": 1},
+    "displacement": {"n": 15, "inputs": ("x-y",), "heads": 1},
+    "distance": {"n": 15, "inputs": ("distance", "u_y"), "heads": 1},
+    "nothing": {"n": 3, "inputs": ()},
+}
+HALF_CASES = ["n1", "n17-per-sample", "n33-causal-per-sample", "n40", "d32-w64", "d64-w128", "raw-coordinates"]
+
+
+def make(problem, name: str, zero_tail: int = 0):
+    """The case ``name``, with measure 0 on the last keys of the first sample."""
+    case = {"batch": 1, "head_dim": 16, "width": 32} | CASES[name]
+    problem_ = problem(**case)
+    if zero_tail:
+        problem_.measure[0, -zero_tail:] = 0
+    return problem_
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Deterministic algorithms fill uninitialised memory with NaN: nothing unwritten may be read."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32(problem, same, name):
+    problem_ = make(problem, name)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["n17-per-sample", "n15-causal"])
+def test_zero_measure_tail(problem, same, name):
+    problem_ = make(problem, name, zero_tail=9)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+    garbage = replace(problem_, u=problem_.u.clone())
+    garbage.u[0, -9:] = 100.0
+    alone = problem_.to(torch.float32).run("triton")[0, :-9]
+    torch.testing.assert_close(garbage.to(torch.float32).run("triton")[0, :-9], alone)
+
+
+def test_measure_zero_everywhere(problem):
+    problem_ = make(problem, "n15-causal")
+    problem_.measure.zero_()
+    results = problem_.to(torch.float32).run_backward("triton")
+    assert all(bool(value.isfinite().all()) for value in results.values())
+    assert not results["out"].any()
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_no_measure(problem, is_causal):
+    """The uniform measure has a kernel of its own, with one tile for keys and values."""
+    problem_ = make(problem, "n17-per-sample")
+    grads = {}
+    for backend, dtype in (("reference", torch.float64), ("triton", torch.float32)):
+        u = problem_.u.detach().clone().to(dtype).requires_grad_()
+        weights = problem_.to(dtype).weights
+        out = integral_transform(u, problem_.positions, weights, is_causal=is_causal, backend=backend)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)).sum().backward()
+        grads[backend] = (out.detach().double(), u.grad.double())
+    for actual, expected in zip(grads["triton"], grads["reference"], strict=True):
+        assert (actual - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_many_chunks(problem, same, monkeypatch):
+    """Workspaces for 16 queries of one sample at a time."""
+    problem_ = problem(n=17, batch=2, heads=1, head_dim=16, width=32, is_causal=True)
+    monkeypatch.setattr("itnet_kernels.triton_pairs.WORKSPACE_BYTES", 1)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
+def test_frozen_positions_and_measure(problem, same):
+    problem_ = make(problem, "n17-per-sample")
+    actual = problem_.to(torch.float32).run_backward("triton", position_gradients=False)
+    same(actual, problem_.run_backward("reference", position_gradients=False), 1e-5)
+
+
+@pytest.mark.parametrize("name", HALF_CASES)
+def test_float16(problem, name):
+    """Error against float64 at most twice that of the same mathematics in plain PyTorch at that dtype."""
+    problem_ = make(problem, name).to(torch.float16).to(torch.float64)
+    expected = problem_.run_backward("reference")
+    actual = problem_.to(torch.float16).run_backward("triton")
+    plain = plain_pytorch(problem_.to(torch.float16))
+    assert actual["out"].dtype == torch.float16
+    for key, value in expected.items():
+        error, allowed = ((results[key].double() - value).norm() for results in (actual, plain))
+        assert error <= 2 * allowed + torch.finfo(torch.float16).eps * value.norm(), f"{key}: {error} {allowed}"
+
+
+def plain_pytorch(problem) -> dict[str, Tensor]:
+    """The reassociated operator as one would write it, every operation on features in the problem's dtype."""
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in problem.tensors().items()}
+    problem = problem.with_tensors(leaves)
+    weights, keys, dtype = problem.weights, problem.u, problem.u.dtype
+    assert weights.inputs == KERNEL_INPUTS and problem.queries is None
+    positions = batched(problem.positions)
+    z = kernel_input(keys.unsqueeze(2), keys.unsqueeze(1), positions, positions, weights)
+    hidden = torch.nn.functional.gelu(z @ weights.w1.T + weights.b1)  # [B, n, n, H, w]
+    omega = pair_measure(problem.measure, keys.shape[1], problem.is_causal)
+    values = omega[..., None, None] * keys.unsqueeze(1)  # omega_ij u_j [B, n, n, H, d_h]
+    moments = torch.einsum("bijhk,bijhc->bihkc", hidden, values)
+    w2, b2 = (t.unflatten(1, (keys.shape[-1],) * 2) for t in (weights.w2, weights.b2))
+    out = torch.einsum("hack,bihkc->biha", w2, moments) + torch.einsum("hac,bihc->biha", b2, values.sum(2))
+    generator = torch.Generator().manual_seed(1)
+    out.backward(torch.randn(out.shape, generator=generator, dtype=torch.float64).to(dtype))
+    return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_repeats_bit_by_bit(problem, dtype):
+    problem_ = make(problem, "content").to(dtype)
+    first, second = problem_.run_backward("triton"), problem_.run_backward("triton")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_opcheck(problem, pair_sum_arguments):
+    problem_ = problem(n=3, batch=1, heads=1, head_dim=16, width=32, is_causal=True).to(torch.float32)
+    arguments = pair_sum_arguments(problem_, "triton")
+    torch.library.opcheck(torch.ops.itnet.pair_sum, arguments)
+
+
+def test_autocast_lowers_float32(problem):
+    problem_ = make(problem, "n17-per-sample").to(torch.float32)
+    exact = problem_.run("triton")
+    with torch.autocast("cpu", dtype=torch.float16):
+        lowered = problem_.run("triton")
+    assert lowered.dtype == torch.float32
+    error = float((lowered - exact).norm() / exact.norm())
+    assert 1e-5 < error < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 24}, r"head sizes are \[16, 32, 64, 128\], `u` has 24"),
+        ({"width": 48}, r"kernel widths are \[32, 64, 128, 256\], `weights.w1` has 48"),
+        ({"layers": 3}, "3-layer"),
+        ({"dtype": torch.float64}, "float64"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_unsupported_is_an_error(problem, change, message):
+    dtype = change.pop("dtype", torch.float32)
+    problem_ = problem(**({"n": 3, "head_dim": 16, "width": 32} | change)).to(dtype)
+    with pytest.raises(ValueError, match=message):
+        problem_.run("triton")

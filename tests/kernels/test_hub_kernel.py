@@ -1,0 +1,48 @@
+"""The package as a kernel repository of the Hub, loaded the way Transformers would."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import itnet_kernels
+from itnet_kernels.hub import write_kernel_repository
+
+kernels = pytest.importorskip("kernels", reason="the kernels package is not installed")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return write_kernel_repository(tmp_path_factory.mktemp("kernel"))
+
+
+def test_layout(repository):
+    build = repository / "build" / "torch-universal"
+    metadata = json.loads((build / "metadata.json").read_text())
+    assert metadata["name"] == "itnet-kernels" and metadata["version"] == 1
+    sources = {path.name for path in (repository / "torch-ext" / "itnet_kernels").iterdir()}
+    assert sources == {path.name for path in build.iterdir()} - {"metadata.json"}
+    parsed = kernels._rust.Build.open(repository)  # kernel-builder's own parser
+    assert len(parsed.general.backends) == 4
+
+
+def test_loads_and_computes_the_same(repository, problem):
+    loaded = kernels.get_local_kernel(repository)
+    assert loaded.__name__ != "itnet_kernels"
+    problem_ = problem(n=9).to(torch.float32)
+    weights = loaded.KernelWeights(*problem_.weights)
+    results = []
+    for module, its_weights in ((loaded, weights), (itnet_kernels, problem_.weights)):
+        u = problem_.u.detach().clone().requires_grad_()
+        out = module.integral_transform(u, problem_.positions, its_weights, measure=problem_.measure)
+        out.square().sum().backward()
+        results.append((out.detach(), u.grad))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_has_operators_of_its_own(repository):
+    loaded = kernels.get_local_kernel(repository)
+    inner = sys.modules[f"{loaded.__name__}.pair_sum"]
+    assert inner.pair_sum._qualname != "itnet::pair_sum"
+    assert itnet_kernels.pair_sum.pair_sum._qualname == "itnet::pair_sum"

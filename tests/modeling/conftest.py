@@ -1,0 +1,126 @@
+"""Tiny configurations, models and inputs for the tests of this folder."""
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from modeling_itnet import (
+    ITNetConfig,
+    ITNetForImageClassification,
+    ITNetForMaskedLM,
+    ITNetForSequenceClassification,
+    ITNetModel,
+)
+
+VOCABULARY = 40
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "num_fourier_features": 3,
+    "fourier_scale": 1.0,
+    "kernel_hidden_size": 12,
+    "kernel_init_scale": 1.0,
+    "image_size": 16,
+    "patch_size": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "embedding_dropout_prob": 0.0,
+    "drop_path_rate": 0.0,
+    "num_labels": 3,
+}
+# id -> (class, modality): the bare model on every modality, and every head.
+MODELS = {
+    "image": (ITNetModel, "image"),
+    "text": (ITNetModel, "text"),
+    "signal": (ITNetModel, "signal"),
+    "image-classification": (ITNetForImageClassification, "image"),
+    "masked-lm": (ITNetForMaskedLM, "text"),
+    "sequence-classification": (ITNetForSequenceClassification, "text"),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_progress_bars():
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    """tiny_config(modality, **overrides): two narrow layers, no dropout, a kernel that matters from the start."""
+
+    def make(modality="image", **overrides):
+        values = {**TINY, "modality": modality, **overrides}
+        if modality == "signal":
+            values.setdefault("position_dim", 2)
+        return ITNetConfig(**values)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shake():
+    """shake(module): moves every parameter off its initial value, so that no 0, 1 or identity hides a mistake."""
+
+    def move(module, scale=0.3, seed=1):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+        return module
+
+    return move
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_config, shake):
+    """tiny_model(name, **overrides): a shaken model of MODELS in evaluation mode."""
+
+    def make(name, scale=0.3, **overrides):
+        model_class, modality = MODELS[name]
+        torch.manual_seed(0)
+        return shake(model_class(tiny_config(modality, **overrides)), scale).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_inputs():
+    """tiny_inputs(name, batch): forward arguments for a model of MODELS, without labels."""
+
+    def make(name, batch=3, length=7, seed=2):
+        generator = torch.Generator().manual_seed(seed)
+        modality = MODELS[name][1]
+        if modality == "image":
+            return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator)}
+        if modality == "text":
+            return {"input_ids": torch.randint(1, VOCABULARY, (batch, length), generator=generator)}
+        return {
+            "inputs_embeds": torch.randn(batch, length, TINY["hidden_size"], generator=generator),
+            "positions": torch.rand(batch, length, 2, generator=generator),
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_labels():
+    """tiny_labels(name, batch): integer targets for a head of MODELS; the masked LM is asked two of three tokens."""
+
+    def make(name, batch=3, length=7, seed=3):
+        generator = torch.Generator().manual_seed(seed)
+        if name != "masked-lm":
+            return torch.arange(batch) % TINY["num_labels"]
+        labels = torch.randint(1, VOCABULARY, (batch, length), generator=generator)
+        return labels.where(torch.arange(batch * length).view(batch, length) % 3 > 0, -100)
+
+    return make

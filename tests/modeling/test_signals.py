@@ -1,0 +1,107 @@
+"""Operator learning on raw signals: the lift, the query layer against its formula, meshes."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from itnet_kernels import integral_transform
+from modeling_itnet import ITNetForSignalRegression, ITNetModel
+
+
+@pytest.fixture
+def model(tiny_config, shake):
+    config = tiny_config("signal", signal_feature_size=2, num_labels=1)
+    return shake(ITNetForSignalRegression(config), 0.1).eval()
+
+
+def test_lift(tiny_config, shake):
+    model = shake(ITNetModel(tiny_config("signal", signal_feature_size=2))).eval()
+    values, positions = torch.randn(3, 7, 2), torch.rand(7, 2)
+    lift = model.encoder.lift
+    lifted = model(inputs_embeds=values @ lift.weight.T + lift.bias, positions=positions).last_hidden_state
+    torch.testing.assert_close(
+        model(signal_values=values, positions=positions).last_hidden_state, lifted, rtol=0, atol=1e-5
+    )
+
+
+def test_query_layer_against_its_formula(model):
+    values, positions, queries = torch.randn(3, 7, 2), torch.rand(3, 7, 2), torch.rand(4, 2)
+    measure = torch.rand(3, 7)
+    layer, fourier = model.decoder, model.itnet.fourier
+    u = model.itnet(signal_values=values, positions=positions, measure=measure).last_hidden_state
+    v = layer.position_projection(fourier(queries)).expand(3, -1, -1)
+    query = F.layer_norm(v, (16,), layer.query_norm.weight, layer.query_norm.bias, 1e-6)
+    integral = integral_transform(
+        u.unflatten(-1, (2, -1)),
+        positions,
+        layer.kernel(fourier.frequencies),
+        measure=measure / measure.sum(1, keepdim=True),
+        queries=query.unflatten(-1, (2, -1)),
+        query_positions=queries,
+        backend="reference",
+    )
+    z = v + integral.flatten(-2) @ layer.output.weight.T + query @ layer.residual.weight.T
+    w = z + layer.feed_forward(layer.feed_forward_norm(z))
+    expected = model.regressor(layer.layernorm(w))
+    actual = model(signal_values=values, positions=positions, query_positions=queries, measure=measure).predictions
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_queries_do_not_see_each_other(model):
+    values, positions, queries = torch.randn(2, 7, 2), torch.rand(7, 2), torch.rand(5, 2)
+    together = model(signal_values=values, positions=positions, query_positions=queries).predictions
+    alone = model(signal_values=values, positions=positions, query_positions=queries[3:4]).predictions
+    torch.testing.assert_close(alone, together[:, 3:4], rtol=0, atol=1e-5)
+
+
+def test_default_queries_are_the_input_positions(model):
+    values, positions = torch.randn(2, 7, 2), torch.rand(2, 7, 2)
+    expected = model(signal_values=values, positions=positions, query_positions=positions).predictions
+    assert torch.equal(model(signal_values=values, positions=positions).predictions, expected)
+
+
+def test_every_sample_has_its_own_mesh(model):
+    values, positions, queries = torch.randn(2, 7, 2), torch.rand(2, 7, 2), torch.rand(2, 5, 2)
+    together = model(signal_values=values, positions=positions, query_positions=queries).predictions
+    for i in range(2):
+        alone = model(
+            signal_values=values[i : i + 1], positions=positions[i : i + 1], query_positions=queries[i : i + 1]
+        )
+        torch.testing.assert_close(alone.predictions[0], together[i], rtol=0, atol=1e-5)
+
+
+def test_splitting_a_cell_changes_nothing(model):
+    """Two copies of a point with half the weight each are the same measure: the answer is that of the function."""
+    values, positions, queries = torch.randn(1, 7, 2), torch.rand(1, 7, 2), torch.rand(5, 2)
+    measure = torch.rand(1, 7) + 0.1
+    expected = model(signal_values=values, positions=positions, query_positions=queries, measure=measure).predictions
+    halved = torch.cat([measure[:, :6], measure[:, 6:] / 2, measure[:, 6:] / 2], dim=1)
+    doubled = [torch.cat([t, t[:, 6:]], dim=1) for t in (values, positions)]
+    actual = model(signal_values=doubled[0], positions=doubled[1], query_positions=queries, measure=halved).predictions
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"signal_values": torch.randn(2, 7, 3)}, "`signal_feature_size` is 2"),
+        ({"signal_values": None}, "needs exactly one of `inputs_embeds` or `signal_values`"),
+        ({"positions": None}, "`positions` is missing"),
+        ({"query_positions": torch.rand(5, 3)}, r"`query_positions` \[5, 3\] must be \[queries, 2\]"),
+        ({"query_positions": torch.rand(4, 5, 2)}, r"or \[2, queries, 2\]"),
+        ({"labels": torch.rand(2, 7, 1)}, r"`labels` \[2, 7, 1\] must be \[2, 5, 1\]"),
+    ],
+)
+def test_bad_input(model, change, message):
+    inputs = {
+        "signal_values": torch.randn(2, 7, 2),
+        "positions": torch.rand(7, 2),
+        "query_positions": torch.rand(5, 2),
+    }
+    with pytest.raises(ValueError, match=message):
+        model(**{**inputs, **change})
+
+
+def test_values_need_a_lift(tiny_config):
+    with pytest.raises(ValueError, match="`signal_feature_size` is 0"):
+        ITNetModel(tiny_config("signal"))(signal_values=torch.randn(1, 3, 2), positions=torch.rand(3, 2))
