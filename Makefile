@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test lint format bench modes clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch first: nothing that is installed afterwards may replace it.
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,9 @@ bench: $(STAMP) ## measure speed and memory of the operator
 modes: $(STAMP) ## measure whole models in every integration mode beside attention (slow)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
 	@$(BIN)/python kernels/benchmarks/run.py --modes --rounds 5
+
+bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
+	@$(BIN)/python kernels/benchmarks/gpu.py
 
 format: $(STAMP) ## apply the formatter and the safe lint fixes
 	@$(BIN)/ruff check --fix

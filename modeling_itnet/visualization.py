@@ -63,8 +63,6 @@ def kernel_norms(model: nn.Module, inputs: dict[str, Tensor], layer: int = -1, p
         raise ValueError(f"`layer` ({layer}) is out of range: the model has {len(operators)} ITNet layers")
     operator = operators[layer]
     if operator.kernel is None:
-        raise ValueError("the model has no exact kernels: it is a low-rank model")
-    if operator.kernel is None:
         raise ValueError(f"layer {layer} is low-rank: it has factors instead of a kernel, and no K_ij to look at")
     features, positions, measure, frequencies = operator_inputs(model, inputs)[layer]
     heads = features.unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
