@@ -2,9 +2,9 @@
 
     python examples/operator_learning_darcy.py --epochs 12
 
-Every training sample takes the solution at its own random points, so the model learns a function of the position. It
-is then asked for the whole 16 x 16 grid it was trained on, and, with the same input, for the points of a 32 x 32 grid
-that it never saw. Data: `<data>/pde/darcy_{train_16,test_16,test_32}.npz` with `x` (bool) and `y`, both [N, n, n].
+Every training step asks for the solution at other random points of the grid, so the model learns a function of the
+position. It is then asked for the whole 16 x 16 grid that it was trained on, and for a 32 x 32 grid in and out, whose
+points it never saw. Data: `<data>/pde/darcy_{train_16,test_16,test_32}.npz` with `x` (bool) and `y`, both [N, n, n].
 Printed is the relative L2 error |p_model - p| / |p|, averaged over test samples, beside that of the mean training
 solution.
 """
@@ -46,12 +46,12 @@ def train(model: nn.Module, data: tuple[Tensor, Tensor], args) -> None:
     for epoch in range(args.epochs):
         losses = []
         for chosen in torch.randperm(len(values)).split(args.batch_size):
-            asked = torch.stack([torch.randperm(256)[: args.queries] for _ in chosen])  # [B, m]
+            asked = torch.randperm(len(positions))[: args.queries]
             loss = model(
                 signal_values=values[chosen],
                 positions=positions,
                 query_positions=positions[asked],
-                labels=solutions[chosen.unsqueeze(1), asked],
+                labels=solutions[chosen][:, asked],
             ).loss
             optimizer.zero_grad()
             loss.backward()
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="number of training samples")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch_size", type=int, default=20)
-    parser.add_argument("--queries", type=int, default=64, help="points of the solution per sample and step")
+    parser.add_argument("--queries", type=int, default=64, help="points of the solution per step")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     args = parser.parse_args()
     start = time.perf_counter()

@@ -6,7 +6,7 @@ python -m memory_probe BATCH N
 import sys
 
 from operator_speed import Shape, make_inputs
-from timing import resident_peak
+from timing import PeakMemory
 
 from itnet_kernels import integral_transform
 
@@ -18,6 +18,6 @@ def run(batch: int, n: int) -> None:
 
 if __name__ == "__main__":
     run(1, 16)  # libraries load and start their threads
-    before = resident_peak()
-    run(int(sys.argv[1]), int(sys.argv[2]))
-    print(resident_peak() - before)
+    with PeakMemory() as memory:
+        run(int(sys.argv[1]), int(sys.argv[2]))
+    print(memory.bytes)

@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 from operator_speed import patch_grid
-from timing import interleaved, median_ratio, peak_bytes, resident_peak
+from timing import PeakMemory, interleaved, median_ratio, peak_bytes
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
@@ -148,9 +148,9 @@ def mode_table(results: dict[str, dict]) -> str:
 
 def main(name: str, kind: str, n: str, layers: str) -> None:
     contestant(name, 64 if int(n) != IMAGE_POSITIONS else IMAGE_POSITIONS, 1).run(kind)  # libraries load
-    before = resident_peak()
-    contestant(name, int(n), int(layers)).run(kind)
-    print(resident_peak() - before)
+    with PeakMemory() as memory:
+        contestant(name, int(n), int(layers)).run(kind)
+    print(memory.bytes)
 
 
 if __name__ == "__main__":

@@ -129,8 +129,16 @@ def backward_cost(rounds: int) -> dict[str, float]:
 
 
 def memory_per_token() -> dict[str, float]:
-    """Peak bytes of forward + backward per token, each n in a process of its own (see memory_probe.py)."""
-    batch = 64
-    per_token = {n: peak_bytes("memory_probe", str(batch), str(n)) / (batch * n) for n in (256, 512, 1024, 2048)}
-    figures = {f"bytes_per_token_{n}": value for n, value in per_token.items()}
-    return figures | {"largest_over_smallest": max(per_token.values()) / min(per_token.values())}
+    """Peak bytes of forward + backward at several n, each in a process of its own (see memory_probe.py).
+
+    Per token means what one more token costs, (peak(2n) - peak(n)) / tokens between them: the workspace of the tiles
+    is a constant that would hide it at small n.
+    """
+    batch, lengths = 16, (256, 512, 1024, 2048)
+    peaks = {n: peak_bytes("memory_probe", str(batch), str(n)) for n in lengths}
+    marginal = [(peaks[2 * n] - peaks[n]) / (batch * n) for n in lengths[:-1]]
+    return {
+        **{f"peak_bytes_{n}": float(peak) for n, peak in peaks.items()},
+        **{f"bytes_per_token_{n}_to_{2 * n}": value for n, value in zip(lengths[:-1], marginal, strict=True)},
+        "largest_over_smallest": max(marginal) / min(marginal),
+    }

@@ -2,13 +2,14 @@
 
 import os
 import platform
-import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from statistics import median
 
+import psutil
 import torch
 
 
@@ -42,9 +43,24 @@ def peak_bytes(module: str, *arguments: str) -> int:
     return int(out.stdout.split()[-1])
 
 
-def resident_peak() -> int:
-    """Largest resident memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+class PeakMemory:
+    """Largest resident memory inside the block, above what was resident on entering it, in ``bytes``."""
+
+    def __enter__(self) -> "PeakMemory":
+        self._process, self._done = psutil.Process(), threading.Event()
+        self._start = self._peak = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._done.set()
+        self._thread.join()
+        self.bytes = self._peak - self._start
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self._peak = max(self._peak, self._process.memory_info().rss)
 
 
 def machine() -> dict[str, object]:

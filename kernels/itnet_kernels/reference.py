@@ -44,7 +44,8 @@ def kernel_matrices(
     hidden = gelu(hidden @ weights.w1.T + weights.b1)  # [B, n_q, n_k, H, w]
     if weights.w_mid is not None:
         hidden = gelu(hidden @ weights.w_mid.T + weights.b_mid)
-    matrices = (weights.w2 @ hidden.unsqueeze(-1)).squeeze(-1) + weights.b2
+    w2 = weights.w2.expand(queries.shape[2], -1, -1)  # [H, d_h^2, w]
+    matrices = torch.einsum("hkw,bijhw->bijhk", w2, hidden) + weights.b2
     return matrices.unflatten(-1, (queries.shape[-1], queries.shape[-1]))
 
 

@@ -9,11 +9,12 @@ from torch.nn.functional import gelu
 
 from .positions import PositionBias, PositionGradients, PositionWeights, collect_position_gradients, find_lattice
 
-# Elements of one [groups, queries * w, keys] tile of pre-activations: 6 MB in float32, so that a tile stays in the
-# last-level cache between its two matrix products.
-_TILE_ELEMENTS = 3 * 2**19
+# Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
+# between its two matrix products.
+_TILE_ELEMENTS = 13 * 2**16
 _TILE_KEYS = 512
-_TILE_GROUPS = 4
+# Elements of the moments A, [groups, queries * w, d_h], that meet W2 in one product.
+_MOMENT_ELEMENTS = 2**21
 # Elements of the position bias of one query tile over all keys.
 _BIAS_ELEMENTS = 2**23
 
@@ -78,7 +79,7 @@ class PairTiles:
                     out[heads, batch, start:stop] = self._contract(moments, heads, start, stop)
         return out.permute(1, 2, 0, 3)
 
-    # Iteration: positions -> query tiles -> groups of (head, sample) -> key tiles
+    # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group -> key tiles
 
     def _position_sets(self, per_sample: bool = False) -> Iterator[tuple[PositionBias | None, slice]]:
         """(bias, samples it holds for): one set if the batch shares its positions, otherwise one per sample.
@@ -97,8 +98,7 @@ class PairTiles:
 
     def _query_tiles(self) -> Iterator[tuple[int, int]]:
         per_query = self.width * min(self.num_keys, _TILE_KEYS)
-        size = max(1, _TILE_ELEMENTS // (_TILE_GROUPS * per_query))
-        size = min(size, max(1, _BIAS_ELEMENTS // (self.width * self.num_keys)))
+        size = max(1, min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys)))
         for start in range(0, self.num_queries, size):
             yield start, min(start + size, self.num_queries)
 
@@ -110,8 +110,8 @@ class PairTiles:
             yield first, min(first + _TILE_KEYS, end)
 
     def _groups(self, samples: slice, tile: int) -> Iterator[tuple[slice, slice]]:
-        """Slices of heads and of samples whose tiles are processed together as one batched product."""
-        limit = max(1, _TILE_ELEMENTS // (tile * self.width * min(self.num_keys, _TILE_KEYS)))
+        """Slices of heads and of samples whose moments meet W2 together."""
+        limit = max(1, _MOMENT_ELEMENTS // (tile * self.width * self.head_dim))
         in_batch = min(limit, samples.stop - samples.start)
         in_heads = max(1, min(limit // in_batch, self.num_heads))
         for head in range(0, self.num_heads, in_heads):
@@ -120,6 +120,12 @@ class PairTiles:
                     slice(head, min(head + in_heads, self.num_heads)),
                     slice(first, min(first + in_batch, samples.stop)),
                 )
+
+    def _chunks(self, groups: int, tile: int) -> Iterator[slice]:
+        """Slices of a group that make one tile of pre-activations: one batched product."""
+        size = max(1, _TILE_ELEMENTS // (tile * self.width * min(self.num_keys, _TILE_KEYS)))
+        for first in range(0, groups, size):
+            yield slice(first, min(first + size, groups))
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
@@ -183,9 +189,10 @@ class PairTiles:
         virtual = self._virtual_queries(heads, batch, start, stop)
         keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
         moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)
-        for first, last in self._key_tiles(start, stop):
-            pre, _ = self._final_pre_activation(virtual, keys, tile_bias, start, stop, first, last)
-            _accumulate(moments, _gelu_(pre), values[:, first:last], first)
+        for chunk in self._chunks(len(virtual), stop - start):
+            for first, last in self._key_tiles(start, stop):
+                pre, _ = self._final_pre_activation(virtual[chunk], keys[chunk], tile_bias, start, stop, first, last)
+                _accumulate(moments[chunk], _gelu_(pre), values[chunk, first:last], first)
         return moments
 
     def _contract(self, moments: Tensor, heads: slice, start: int, stop: int) -> Tensor:
@@ -227,22 +234,26 @@ class PairTiles:
         grad_moments = (upstream @ self.w2[heads].mT).view(len(keys), -1, self.head_dim)  # dA [g, t * w, d_h]
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
         grad_virtual = self._buffer("grad_virtual", *virtual.shape)
-        for first, last in self._key_tiles(start, stop):
-            key, value = keys[:, first:last], values[:, first:last]
-            pre, early = self._final_pre_activation(virtual, keys, tile_bias, start, stop, first, last)
-            # dL/dh, then dL/dpre in place: [g, t * w, m]
-            grad = torch.bmm(grad_moments, value.mT, out=self._buffer("grad", *pre.shape))
-            hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
-            _accumulate(moments, hidden, value, first)
-            grads.add_keys("values", heads, batch, first, last, hidden.mT @ grad_moments)
-            _gelu_backward(grad, pre, approximate="none", grad_input=grad)
-            if early is not None:
-                grad = self._mix_backward(grad, early, grads)
-            _accumulate(grad_virtual, grad, key, first)
-            if self.has_content:
-                grads.add_keys("keys", heads, batch, first, last, grad.mT @ virtual[..., :-1])
-            if grad_bias is not None:
-                grad_bias[:, first:last] += grad.sum(0)
+        grad_keys, grad_values = grads.keys[heads, batch].flatten(0, 1), grads.values[heads, batch].flatten(0, 1)
+        for chunk in self._chunks(len(virtual), stop - start):
+            for first, last in self._key_tiles(start, stop):
+                key, value = keys[chunk, first:last], values[chunk, first:last]
+                pre, early = self._final_pre_activation(
+                    virtual[chunk], keys[chunk], tile_bias, start, stop, first, last
+                )
+                # dL/dh, then dL/dpre in place: [g, t * w, m]
+                grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
+                hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
+                _accumulate(moments[chunk], hidden, value, first)
+                grad_values[chunk, first:last] += hidden.mT @ grad_moments[chunk]
+                _gelu_backward(grad, pre, approximate="none", grad_input=grad)
+                if early is not None:
+                    grad = self._mix_backward(grad, early, grads)
+                _accumulate(grad_virtual[chunk], grad, key, first)
+                if self.has_content:
+                    grad_keys[chunk, first:last] += grad.mT @ virtual[chunk, :, :-1]
+                if grad_bias is not None:
+                    grad_bias[:, first:last] += grad.sum(0) if len(grad) > 1 else grad[0]
         grads.w2[heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
         self._virtual_backward(where, grad_virtual, grads)
 
@@ -285,11 +296,6 @@ class _Gradients:
         for name in ("w_key", "w_product", "w_mid", "b_mid"):
             weight = getattr(tiles, name)
             setattr(self, name, None if weight is None else torch.zeros_like(weight))
-
-    def add_keys(self, name: str, heads: slice, batch: slice, first: int, last: int, grad: Tensor) -> None:
-        """Adds [g, m, d_h] to the key-side accumulator ``name``."""
-        target = getattr(self, name)[heads, batch, first:last]
-        target += grad.view_as(target)
 
     def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
         """What autograd expects for the arguments of :class:`PairTiles` up to w2, back in the layout [B, n, H, .]."""

@@ -151,7 +151,7 @@ def tiling(request, monkeypatch):
     if request.param == "many tiles":
         monkeypatch.setattr("itnet_kernels.tiles._TILE_ELEMENTS", 36)
         monkeypatch.setattr("itnet_kernels.tiles._TILE_KEYS", 3)
-        monkeypatch.setattr("itnet_kernels.tiles._TILE_GROUPS", 1)
+        monkeypatch.setattr("itnet_kernels.tiles._MOMENT_ELEMENTS", 96)
     return request.param
 
 
