@@ -1,6 +1,6 @@
 """Darcy flow: from a permeability a(x) on [0, 1]^2 to the pressure p(x), on grids and on points that no grid holds.
 
-    python examples/operator_learning_darcy.py --epochs 12
+    python examples/operator_learning_darcy.py --epochs 8
 
 Every training step asks for the solution at other random points of the grid, so the model learns a function of the
 position. It is then asked for the whole 16 x 16 grid that it was trained on, and for a 32 x 32 grid in and out, whose
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
     parser.add_argument("--limit", type=int, help="number of training samples")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch_size", type=int, default=20)
     parser.add_argument("--queries", type=int, default=64, help="points of the solution per step")
     parser.add_argument("--learning_rate", type=float, default=2e-3)

@@ -274,8 +274,9 @@ class PairTiles:
         if self.w_key is not None:
             grads.w_key += content.sum((0, 1, 2))
         if self.w_product is not None:
-            grads.w_product += torch.einsum("hbtkc,hbtc->kc", content, queries)
-            grads.queries[where] = torch.einsum("hbtkc,kc->hbtc", content, self.w_product)
+            # Not einsum: it would make a batch of d_h matrix-vector products of these.
+            grads.w_product += (content * queries.unsqueeze(-2)).sum((0, 1, 2))
+            grads.queries[where] = (content * self.w_product).sum(-2)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: int) -> None:
