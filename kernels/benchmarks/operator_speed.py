@@ -29,7 +29,7 @@ class Shape:
 
 
 PAPER_SMALL = Shape(batch=4, n=196, heads=6, head_dim=64, width=128)  # one layer of ITNet-S on a 224-pixel image
-LARGEST_REFERENCE = Shape(batch=1, n=196, heads=6, head_dim=64, width=128)  # K_ij alone takes 3.8 GB
+LARGEST_REFERENCE = Shape(batch=1, n=100, heads=6, head_dim=64, width=128)  # K_ij alone takes 1 GB
 
 
 def patch_grid(n: int) -> Tensor:
