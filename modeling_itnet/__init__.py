@@ -13,22 +13,10 @@
 # limitations under the License.
 """ITNet for Transformers. Importing this package registers its classes with the Auto classes."""
 
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoModelForVisualQuestionAnswering,
-    AutoProcessor,
-)
-
 from configuration_itnet import ITNetConfig, preset_names
 
 from ._version import __version__
+from .auto import register_auto_classes
 from .domain import Signal
 from .heads import ITNetForImageClassification, ITNetForMaskedLM, ITNetForSequenceClassification
 from .heads_geometry import ITNetForGraphClassification, ITNetForPointCloudClassification
@@ -40,6 +28,7 @@ from .heads_multimodal import (
 )
 from .heads_signal import ITNetForSignalRegression
 from .heads_text import ITNetForQuestionAnswering, ITNetForTokenClassification
+from .hub import export_to_hub_folder
 from .low_rank_fit import LowRankReport
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .multimodal_checkpoints import from_image_and_text_checkpoints
@@ -48,19 +37,7 @@ from .optimization import optimizer_param_groups
 from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
 from .spectrum import KernelSpectrum, kernel_spectrum
 
-AutoConfig.register("itnet", ITNetConfig, exist_ok=True)
-for auto_class, model_class in {
-    AutoModel: ITNetModel,
-    AutoModelForImageClassification: ITNetForImageClassification,
-    AutoModelForMaskedLM: ITNetForMaskedLM,
-    AutoModelForQuestionAnswering: ITNetForQuestionAnswering,
-    AutoModelForSequenceClassification: ITNetForSequenceClassification,
-    AutoModelForTokenClassification: ITNetForTokenClassification,
-    AutoModelForVisualQuestionAnswering: ITNetForVisualQuestionAnswering,
-}.items():
-    auto_class.register(ITNetConfig, model_class, exist_ok=True)
-AutoImageProcessor.register(ITNetConfig, image_processor_classes={"pil": ITNetImageProcessor}, exist_ok=True)
-AutoProcessor.register(ITNetConfig, ITNetProcessor, exist_ok=True)
+register_auto_classes()
 
 __all__ = [
     "ITNetConfig",
@@ -86,6 +63,7 @@ __all__ = [
     "LowRankReport",
     "Signal",
     "__version__",
+    "export_to_hub_folder",
     "from_image_and_text_checkpoints",
     "kernel_spectrum",
     "optimizer_param_groups",

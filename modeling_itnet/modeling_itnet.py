@@ -63,6 +63,34 @@ class ITNetPreTrainedModel(PreTrainedModel):
         check_parts(model.config, info["missing_keys"])
         return (model, info) if output_loading_info else model
 
+    def save_pretrained(self, save_directory, *args, with_code: bool | None = None, processor=None, **kwargs):
+        """
+        As in the base class, and on request with all that the folder needs to load without this package.
+
+        Args:
+            with_code (`bool`, *optional*):
+                Write what [`modeling_itnet.hub.export_to_hub_folder`] writes. By default, a model that was loaded from
+                a folder with code is saved with code.
+            processor (*optional*): Goes into the same folder, with its code. A processor, a tokenizer, or a list.
+        """
+        if with_code is None:
+            with_code = any("--" not in name for name in (getattr(self.config, "auto_map", None) or {}).values())
+        if with_code and not self.is_remote_code():  # code from the Hub is saved by the base class
+            if kwargs.pop("push_to_hub", False):
+                raise ValueError("`push_to_hub=True` does not go with code: call `model.push_to_hub(repo_id)` instead")
+            _hub().export_to_hub_folder(self, save_directory, processor, **kwargs)
+            return
+        super().save_pretrained(save_directory, *args, **kwargs)
+        for part in processor if isinstance(processor, (list, tuple)) else [processor]:
+            if part is not None:
+                part.save_pretrained(save_directory)
+
+    def push_to_hub(self, repo_id: str, *, with_code: bool = True, processor=None, **kwargs) -> str:
+        """As in the base class, with the code that loads the model where this package is not installed."""
+        if not with_code or self.is_remote_code():
+            return super().push_to_hub(repo_id, **kwargs)
+        return _hub().push_with_code(self, repo_id, processor, **kwargs)
+
     def to_low_rank(self, rank: int, calibration_data, **settings) -> LowRankReport:
         """
         Switches a trained model from exact to low-rank integration, in place.
@@ -130,6 +158,15 @@ class ITNetPreTrainedModel(PreTrainedModel):
         elif scheme is not None:
             depth = self.config.num_hidden_layers
             init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2 * depth) if scheme == "xavier_output" else 1)
+
+
+def _hub():
+    """The exporter. It is not part of what it exports: code on the Hub is saved by copying it."""
+    try:
+        from modeling_itnet.hub import export
+    except ImportError as error:
+        raise ImportError("Saving with code needs the package: pip install itnet") from error
+    return export
 
 
 @auto_docstring(

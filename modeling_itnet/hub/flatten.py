@@ -1,0 +1,144 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The package as a flat set of modules, which is what Transformers loads with ``trust_remote_code=True``.
+
+The loader follows ``from .sibling import name`` only. So every module becomes a file with a name of its own, and every
+import between our modules is rewritten, by its syntax tree, to name the file that defines what is imported.
+
+- ``from package import name`` follows re-exports to the module that defines the name.
+- An absolute import of ours inside ``try``/``except ImportError`` stays: it asks for the installed package, if any.
+- ``import package`` and modules imported as names have no flat form and are errors.
+"""
+
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers.dynamic_module_utils import get_relative_imports
+
+PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
+
+
+class Module(NamedTuple):
+    name: str  # dotted
+    path: Path
+    is_package: bool
+    source: str
+    tree: ast.Module
+
+
+def flat_name(module: str) -> str:
+    """modeling_itnet.encoders.text -> modeling_itnet_encoders_text; a module named as its package keeps that name."""
+    parts = module.split(".")
+    return "_".join(part for index, part in enumerate(parts) if index == 0 or part != parts[index - 1])
+
+
+def flat_reference(cls: type) -> str:
+    """What ``auto_map`` calls a class: "file.Class"."""
+    return f"{flat_name(cls.__module__)}.{cls.__name__}"
+
+
+def flat_sources(*classes: type) -> dict[str, str]:
+    """File name -> source of all modules that ``classes`` need."""
+    sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
+    while waiting:
+        module = read_module(waiting.pop())
+        file = f"{flat_name(module.name)}.py"
+        if owners.setdefault(file, module.name) != module.name:
+            raise ValueError(f"{module.name} and {owners[file]} have the same flat name {file}")
+        if file not in sources:
+            sources[file], imported = _flatten(module)
+            waiting += imported
+    return dict(sorted(sources.items()))
+
+
+def write_flat_sources(folder: Path, *classes: type) -> None:
+    """Writes the modules that ``classes`` need, and checks that the loader will read their imports as we do."""
+    for file, source in flat_sources(*classes).items():
+        (folder / file).write_text(source, encoding="utf-8")
+        wanted = {node.module for node in ast.walk(ast.parse(source)) if _is_relative(node)}
+        found = set(get_relative_imports(folder / file))
+        if found != wanted:
+            raise ValueError(f"{file}: the loader takes {sorted(found - wanted)} in a docstring for an import")
+
+
+@cache
+def read_module(name: str) -> Module:
+    spec = importlib.util.find_spec(name)
+    path = Path(spec.origin)
+    source = path.read_text(encoding="utf-8")
+    return Module(name, path, spec.submodule_search_locations is not None, source, ast.parse(source))
+
+
+def _flatten(module: Module) -> tuple[str, list[str]]:
+    """The module's source with flat imports, and the modules that it imports."""
+    lines = module.source.splitlines()
+    optional = {
+        node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)
+    }  # fmt: skip
+    imported, edits = [], []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import) and any(_is_ours(alias.name) for alias in node.names):
+            raise ValueError(f"{module.path}:{node.lineno}: write `from package import name`, not `import package`")
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        target = _target(module, node)
+        if not _is_ours(target) or (node.level == 0 and node in optional):
+            continue
+        by_definer: dict[str, list[str]] = {}
+        for alias in node.names:
+            definer = _definer(target, alias.name, f"{module.path}:{node.lineno}")
+            text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
+            by_definer.setdefault(definer, []).append(text)
+        imported += by_definer
+        edits.append((node, by_definer))
+    for node, by_definer in sorted(edits, key=lambda edit: -edit[0].lineno):
+        margin = " " * node.col_offset
+        lines[node.lineno - 1 : node.end_lineno] = [
+            f"{margin}from .{flat_name(definer)} import {', '.join(names)}" for definer, names in by_definer.items()
+        ]
+    note = f"# Generated from {module.name} of the itnet package, which is where to edit it."
+    return "\n".join([note, *lines, ""]), imported
+
+
+def _target(module: Module, node: ast.ImportFrom) -> str:
+    """Absolute name of the module that ``node`` imports from."""
+    if node.level == 0:
+        return node.module
+    base = module.name.split(".")
+    base = base[: len(base) - node.level + module.is_package]
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _definer(target: str, name: str, where: str) -> str:
+    """The module that defines ``name``, which ``target`` may only re-export."""
+    module = read_module(target)
+    for node in module.tree.body:
+        if isinstance(node, ast.ImportFrom) and _is_ours(_target(module, node)):
+            for alias in node.names:
+                if name == (alias.asname or alias.name) == alias.name:
+                    return _definer(_target(module, node), name, where)
+    if module.is_package and importlib.util.find_spec(f"{target}.{name}") is not None:
+        raise ValueError(f"{where}: import names from the module {target}.{name}, not the module itself")
+    return target
+
+
+def _is_ours(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] in PACKAGES
+
+
+def _is_relative(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.level > 0

@@ -1,0 +1,229 @@
+"""Exported folders: they load where the package is not installed, and hold nothing but the package's own code."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import modeling_itnet
+from modeling_itnet import (
+    ITNetGraphProcessor,
+    ITNetImageProcessor,
+    ITNetPointCloudProcessor,
+    ITNetProcessor,
+    export_to_hub_folder,
+)
+from modeling_itnet.hub import flatten
+from modeling_itnet.hub.export import _CLASSES
+
+ISOLATED = Path(__file__).with_name("isolated.py")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = ["[PAD]", "[UNK]", "[MASK]", "what", "colour", "is", "it", *(f"w{index}" for index in range(33))]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]", model_max_length=32
+    )
+
+
+@pytest.fixture(scope="module")
+def processors(tokenizer):
+    """Modality -> the processor, and what Auto classes make of it."""
+
+    def make(config):
+        image = ITNetImageProcessor.from_model_config(config)
+        return {
+            "image": (image, {"AutoImageProcessor": "ITNetImageProcessor", "AutoProcessor": "ITNetImageProcessor"}),
+            "text": (tokenizer, {"AutoTokenizer": "TokenizersBackend"}),
+            "multimodal": (ITNetProcessor(image, tokenizer), {"AutoProcessor": "ITNetProcessor"}),
+            "point_cloud": (ITNetPointCloudProcessor(), {"AutoFeatureExtractor": "ITNetPointCloudProcessor"}),
+            "graph": (ITNetGraphProcessor(), {"AutoFeatureExtractor": "ITNetGraphProcessor"}),
+        }.get(config.modality, (None, {}))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return flatten.flat_sources(*_CLASSES)
+
+
+def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predictions, processors):
+    """`python -I`, our packages, Triton and SciPy not importable, no network: bit-identical outputs."""
+    requests, expected_processors = {}, {}
+    for name, case in cases.items():
+        model, inputs, folder = make_model(name), make_inputs(name), tmp_path / name
+        processor, expected_processors[name] = processors(model.config)
+        model.save_pretrained(folder, with_code=True, processor=processor)
+        with torch.no_grad():
+            outputs = predictions(model(**inputs))
+        save_file({key: value.contiguous() for key, value in inputs.items()}, tmp_path / f"{name}-in.safetensors")
+        save_file({key: value.contiguous() for key, value in outputs.items()}, tmp_path / f"{name}-out.safetensors")
+        requests[name] = {
+            "auto_class": case.auto_class,
+            "folder": str(folder),
+            "inputs": str(tmp_path / f"{name}-in.safetensors"),
+            "outputs": str(tmp_path / f"{name}-out.safetensors"),
+            "processors": list(expected_processors[name]),
+        }
+    requests["image"]["resave"] = str(tmp_path / "again")
+    # A repository that was downloaded earlier: the Hub's cache, as it lies on the disk.
+    repository, commit = tmp_path / "hub" / "models--someone--itnet", "0123456789" * 4
+    shutil.copytree(tmp_path / "masked-lm", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    requests["repository"] = {**requests["masked-lm"], "folder": "someone/itnet"}
+    expected_processors["repository"] = expected_processors["masked-lm"]
+    result = subprocess.run(
+        [sys.executable, "-I", str(ISOLATED)],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "HF_MODULES_CACHE": str(tmp_path / "modules"),
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_HUB_OFFLINE": "1",
+        },
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report.pop("blocked") == []
+    assert report.keys() == requests.keys()
+    for name, found in report.items():
+        assert found["module"].startswith("transformers_modules."), name
+        assert found["equal"] and all(found["equal"].values()), (name, found)
+        assert found.get("processors", {}) == expected_processors[name]
+    assert all(report["image"]["equal again"].values())
+
+
+def test_folder_holds_no_pickle_and_names_every_head(tmp_path, make_model, processors):
+    model = make_model("image-classification")
+    export_to_hub_folder(model, tmp_path, processors(model.config)[0], max_shard_size="20KB")
+    suffixes = {path.suffix for path in tmp_path.iterdir()}
+    assert suffixes == {".json", ".md", ".py", ".safetensors"}
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    mapped = set(json.loads((tmp_path / "config.json").read_text())["auto_map"].values())
+    heads = {name for name in modeling_itnet.__all__ if name.startswith("ITNetFor") and "Fourier" not in name}
+    by_modality = {"ITNetForPointCloudClassification", "ITNetForGraphClassification"}
+    by_modality |= {"ITNetForImagesAndTextClassification"}
+    assert {reference.split(".")[1] for reference in mapped} == heads - by_modality | {"ITNetModel", "ITNetConfig"}
+    for reference in mapped:
+        file, name = reference.split(".")
+        assert f"class {name}(" in (tmp_path / f"{file}.py").read_text()
+    assert not hasattr(model.config, "auto_map")
+
+
+class TestCode:
+    def test_is_the_packages_code(self, sources):
+        """Apart from imports and the note on top, every line of a flat file is one of the module it came from."""
+        for file, source in sources.items():
+            module = source.splitlines()[0].split()[3]
+            original = flatten.read_module(module)
+            assert flatten.flat_name(module) == file.removesuffix(".py")
+            assert without_imports(source) == without_imports(original.source), file
+
+    def test_does_nothing_dangerous(self, sources):
+        forbidden_calls = {"eval", "exec", "compile", "__import__", "system", "popen"}
+        forbidden_modules = {"pickle", "requests", "urllib", "http", "socket", "subprocess", "ctypes", "marshal"}
+        for file, source in sources.items():
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in forbidden_calls, (file, node.lineno)
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    names = [alias.name for alias in node.names]
+                    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                    assert not forbidden_modules & {name.split(".")[0] for name in names}, (file, node.lineno)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    assert (node.value.id, node.attr) not in {("torch", "load"), ("os", "system")}, file
+
+    @pytest.mark.parametrize(
+        "line, complaint",
+        [
+            ("import itnet_kernels", "not `import package`"),
+            ("from itnet_kernels import tiles", "not the module itself"),
+            ("from . import heads", "not the module itself"),
+        ],
+    )
+    def test_what_has_no_flat_form_is_an_error(self, monkeypatch, line, complaint):
+        module = flatten.read_module("modeling_itnet.heads")
+        changed = module._replace(source=line, tree=ast.parse(line))
+        with pytest.raises(ValueError, match=complaint):
+            flatten._flatten(changed)
+
+    def test_docstring_that_looks_like_an_import(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(flatten, "flat_sources", lambda *_: {"a.py": '"""Use it so:\n\nfrom .b import c\n"""\n'})
+        with pytest.raises(ValueError, match=r"a.py: the loader takes \['b'\]"):
+            flatten.write_flat_sources(tmp_path)
+
+    def test_absolute_import_in_try_asks_for_the_installed_package(self, sources):
+        assert "        from modeling_itnet.hub import export\n" in sources["modeling_itnet.py"]
+        assert "modeling_itnet_hub_export.py" not in sources
+
+
+def without_imports(source):
+    """The tree without in-house imports and line numbers."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [child for child in body if not isinstance(child, ast.ImportFrom)]
+            node.body = kept
+    return ast.dump(tree)
+
+
+class TestSavingAgain:
+    def test_a_model_that_came_with_code_is_saved_with_code(self, tmp_path, make_model):
+        model = make_model("image-classification")
+        model.save_pretrained(tmp_path / "plain")
+        assert not list((tmp_path / "plain").glob("*.py"))
+        model.save_pretrained(tmp_path / "code", with_code=True)
+        again = type(model).from_pretrained(tmp_path / "code")
+        again.save_pretrained(tmp_path / "again")
+        files = {path.name for path in (tmp_path / "code").iterdir()}
+        assert {path.name for path in (tmp_path / "again").iterdir()} == files
+        again.save_pretrained(tmp_path / "without", with_code=False)
+        assert not list((tmp_path / "without").glob("*.py"))
+
+    def test_push_uploads_the_folder(self, tmp_path, make_model, processors, monkeypatch):
+        """What would go to the Hub is what the export writes, with a card that names the repository."""
+        sent = {}
+
+        class Repo:
+            repo_id = "someone/itnet-test"
+
+        def upload(self, folder, repo_id, files_timestamps, **kwargs):
+            sent.update(
+                {path.name: path.read_text() for path in Path(folder).iterdir() if path.suffix != ".safetensors"}
+            )
+            sent["arguments"] = (repo_id, kwargs)
+            return "commit"
+
+        monkeypatch.setattr("modeling_itnet.hub.export.create_repo", lambda *args, **kwargs: Repo)
+        monkeypatch.setattr("transformers.PreTrainedModel._upload_modified_files", upload)
+        model = make_model("image-classification")
+        result = model.push_to_hub(
+            "itnet-test", processor=processors(model.config)[0], commit_message="First", tags="demo"
+        )
+        assert result == "commit"
+        assert sent.pop("arguments") == ("someone/itnet-test", {"commit_message": "First"})
+        assert {"config.json", "preprocessor_config.json", "modeling_itnet.py", "README.md"} <= sent.keys()
+        assert 'from_pretrained("someone/itnet-test", trust_remote_code=True)' in sent["README.md"]
+        assert "- demo" in sent["README.md"]
+        assert "ITNetImageProcessor" in json.loads(sent["preprocessor_config.json"])["auto_map"]["AutoImageProcessor"]
+
+    def test_push_while_saving_is_refused(self, tmp_path, make_model):
+        with pytest.raises(ValueError, match=r"call `model\.push_to_hub"):
+            make_model("image").save_pretrained(tmp_path, with_code=True, push_to_hub=True)
