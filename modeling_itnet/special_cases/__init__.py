@@ -1,0 +1,54 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Convolution, attention and recurrence as ITNet operators: Theorems 1 to 3 of the paper as code.
+
+``from_module(module)`` gives the operator that equals a module of torch.nn or Transformers, with the module's weights.
+"""
+
+from .attention import AttentionKernel, FeatureMapKernel
+from .convert import Conversion, convertible, from_module, register, swap_modules
+from .convolution import ConvolutionKernel
+from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs
+from .mamba import SelectiveScanKernel
+from .modules import LinearAttention, LinearStateSpace
+from .operator import IntegralOperator
+from .recurrence import secant_slope, tangent_slope
+from .state_space import ExponentialKernel, PowerKernel, Trajectory, TransitionKernel
+from .transformers_attention import TransformersAttentionOperator
+
+__all__ = [
+    "AttentionKernel",
+    "Conversion",
+    "ConvolutionKernel",
+    "ExponentialKernel",
+    "FeatureMapKernel",
+    "FunctionKernel",
+    "IntegralOperator",
+    "Kernel",
+    "LinearAttention",
+    "LinearStateSpace",
+    "MLPKernel",
+    "Pairs",
+    "PowerKernel",
+    "SelectiveScanKernel",
+    "Trajectory",
+    "TransformersAttentionOperator",
+    "TransitionKernel",
+    "convertible",
+    "from_module",
+    "register",
+    "secant_slope",
+    "swap_modules",
+    "tangent_slope",
+]

@@ -1,0 +1,123 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``from_module``: the ITNet operator that equals a given module, with the module's own weights."""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+_CONVERTERS: dict[type | str, Callable[..., nn.Module]] = {}
+
+
+class Conversion(nn.Module):
+    """An ITNet operator in place of ``module``: the module's call, computed as integrals against kernels.
+
+    It keeps the module for its parameters and reads them at every call, so that the two share weights and gradients;
+    the module's ``forward`` is never called.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            raise ValueError(
+                f"{type(module).__name__} has parameters without a shape: call it once before converting it"
+            )
+        self.module = module
+        self.training = module.training
+        self.check_dropout()
+
+    def dropout(self) -> float:
+        """Rate of the dropout inside of what the operator replaces."""
+        return 0.0
+
+    def check_dropout(self) -> None:
+        rate = self.dropout()
+        if rate > 0 and (self.training or self.module.training):
+            raise ValueError(
+                f"{type(self.module).__name__} is in training mode with a dropout of {rate}: a random kernel has no "
+                "integral to compare with. Call `.eval()` on it, or set its dropout to 0, before converting it"
+            )
+
+
+def register(module_class: type | str) -> Callable:
+    """Makes ``from_module`` use a converter for modules of this class: @register(MyModule), or its dotted name.
+
+    A name stands for a class that need not be importable: "transformers.models.vit.modeling_vit.ViTAttention".
+    """
+
+    def decorate(converter: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        _CONVERTERS[module_class] = converter
+        return converter
+
+    return decorate
+
+
+def from_module(module: nn.Module, **options) -> nn.Module:
+    """An ITNet operator that computes what ``module`` computes, called as the module is.
+
+    It returns the module's main output: of several, the first (for nn.LSTM the sequence of hidden states). Weights
+    are shared with the module. Options are those of the family (see docs/special_cases.md).
+    """
+    converter = _converter(type(module))
+    if converter is None:
+        raise TypeError(
+            f"`module` ({type(module).__module__}.{type(module).__qualname__}) cannot be converted: it is none of "
+            f"{', '.join(convertible())}, nor a subclass that keeps the `forward` of one"
+        )
+    return converter(module, **options)
+
+
+def convertible() -> list[str]:
+    """Names of the classes that ``from_module`` converts."""
+    return sorted(key.rpartition(".")[2] if isinstance(key, str) else key.__name__ for key in _CONVERTERS)
+
+
+def swap_modules(model: nn.Module, module_class: type | Iterable[type], **options) -> int:
+    """Replaces every module of a class inside ``model`` by its ITNet operator, in place; returns how many.
+
+    Modules that return several outputs are replaced by operators that return as many, None for all but the main one.
+    """
+    classes = (module_class,) if isinstance(module_class, type) else tuple(module_class)
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, classes)
+    ]
+    for parent, name, child in found:
+        operator = from_module(child, **options)
+        count = getattr(operator, "num_outputs", 1)
+        setattr(parent, name, operator if count == 1 else _Several(operator, count))
+    return len(found)
+
+
+class _Several(nn.Module):
+    """(output, None, ...) for a caller that unpacks what the original module returns."""
+
+    def __init__(self, operator: nn.Module, count: int):
+        super().__init__()
+        self.operator, self.count = operator, count
+
+    def forward(self, *args, **kwargs) -> tuple[Tensor | None, ...]:
+        return (self.operator(*args, **kwargs), *(None,) * (self.count - 1))
+
+
+def _converter(module_class: type) -> Callable[..., nn.Module] | None:
+    """That of the class or of the nearest base class whose forward it has: another forward computes something else."""
+    for base in module_class.__mro__:
+        found = _CONVERTERS.get(base) or _CONVERTERS.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found if module_class.forward is base.forward else None
+    return None

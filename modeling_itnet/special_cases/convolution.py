@@ -1,0 +1,172 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Theorem 1: convolutions of torch.nn are integrals with a kernel that depends on x - y only (App. proof_conv)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .convert import Conversion, register
+from .kernel import Kernel, Pairs
+from .operator import IntegralOperator
+from .quadrature import grid
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class ConvolutionKernel(Kernel):
+    """kappa(x, y) = F[m] where m = (y - x) / dilation is the index of a tap of the filter F, and 0 elsewhere.
+
+    Points have integer coordinates. A transposed convolution has m = (x - y) / dilation. The groups of a grouped
+    convolution are the blocks of a block-diagonal kernel; a depthwise one has a scalar per channel.
+    """
+
+    depends_on_sample = False
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        self.transposed = isinstance(module, _TRANSPOSED)
+        self.register_buffer("size", torch.tensor(module.kernel_size), persistent=False)  # [s]
+        self.register_buffer("dilation", torch.tensor(module.dilation), persistent=False)  # [s]
+        self.entries_per_pair = module.weight[..., :1].numel() // math.prod(module.kernel_size[:-1])
+
+    def prepare(self, u_x, u_y, x, y, context) -> Tensor:
+        """The taps in row-major order and a last one that is 0: [K + 1, G, a, c], or [K + 1, G] if a = c = 1."""
+        weight, groups = self.module.weight, self.module.groups
+        taps = weight.flatten(2).unflatten(0, (groups, -1))  # [G, a, c, K]; transposed: [G, c, a, K]
+        taps = taps.permute(3, 0, 2, 1) if self.transposed else taps.permute(3, 0, 1, 2)
+        taps = torch.cat([taps, taps.new_zeros(1, *taps.shape[1:])])
+        return taps[..., 0, 0] if taps.shape[2:] == (1, 1) else taps
+
+    def forward(self, pairs: Pairs) -> Tensor:
+        steps = pairs.y.unsqueeze(1) - pairs.x.unsqueeze(2)  # [1, t_q, t_k, s]
+        steps = -steps if self.transposed else steps
+        tap = steps.div(self.dilation, rounding_mode="floor")
+        inside = ((tap * self.dilation == steps) & (tap >= 0) & (tap < self.size)).all(-1)
+        flat = torch.zeros_like(inside, dtype=torch.long)
+        for axis, size in enumerate(self.module.kernel_size):
+            flat = flat * size + tap[..., axis]
+        return pairs.prepared[flat.where(inside, len(pairs.prepared) - 1)]
+
+    def vanishes(self, x: Tensor, y: Tensor) -> bool:
+        """The box around the tile's displacements against the box of the filter."""
+        first, last = (x, y) if self.transposed else (y, x)
+        smallest = first.amin(1) - last.amax(1)
+        largest = first.amax(1) - last.amin(1)
+        return bool(((largest < 0) | (smallest > self.dilation * (self.size - 1))).any())
+
+
+class ConvolutionOperator(Conversion):
+    """A convolution of torch.nn, [B, C, *size] or [C, *size] -> [B, C', *size'], as an integral over the grid."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.integral = IntegralOperator(ConvolutionKernel(module), measure="counting")
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        module, axes = self.module, len(self.module.kernel_size)
+        if input.dim() not in (axes + 1, axes + 2) or input.shape[-axes - 1] != module.in_channels:
+            expected = f"[B, {module.in_channels}, " + ", ".join("*" * axes) + "], with or without B"
+            raise ValueError(f"`input` {list(input.shape)} must be {expected}")
+        if output_size is not None and not isinstance(module, _TRANSPOSED):
+            raise ValueError(f"`output_size` ({output_size}) is for transposed convolutions only")
+        signal = input if input.dim() == axes + 2 else input.unsqueeze(0)
+        if isinstance(module, _TRANSPOSED):
+            size, key_axes, query_axes = self._transposed_domains(signal.shape[2:], output_size)
+        else:
+            signal, size, key_axes, query_axes = self._domains(signal)
+        keys = signal.flatten(2).transpose(1, 2).unflatten(2, (module.groups, -1))  # [B, n, G, c]
+        device = input.device
+        positions, query_positions = (grid(*(a.to(device) for a in axis)) for axis in (key_axes, query_axes))
+        out = self.integral(keys, positions, query_positions=query_positions).flatten(2)  # [B, n', C']
+        out = out if module.bias is None else out + module.bias
+        out = out.transpose(1, 2).unflatten(2, size)
+        return out if input.dim() == axes + 2 else out.squeeze(0)
+
+    def _domains(self, signal: Tensor) -> tuple[Tensor, list[int], list[Tensor], list[Tensor]]:
+        """The signal on its own or the extended domain, the size of the output, and both domains axis by axis.
+
+        With padding by zeros the domain stays as it is: outside there is nothing to integrate. The other paddings
+        extend the domain, and the signal with it (App. boundary_handling).
+        """
+        module, key_axes, query_axes = self.module, [], []
+        for axis, (size, kernel, stride, dilation) in enumerate(
+            zip(signal.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
+        ):
+            before, after = _padding(module.padding, axis, kernel, dilation)
+            count = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+            if count < 1:
+                raise ValueError(
+                    f"`input` has {size} points along axis {axis}, and {before + after} of padding: fewer than "
+                    f"the {dilation * (kernel - 1) + 1} that the filter spans"
+                )
+            keys = torch.arange(size)
+            if module.padding_mode != "zeros" and (before or after):
+                keys = torch.arange(-before, size + after)
+                source = _extension(keys, size, module.padding_mode, max(before, after))
+                signal = signal.index_select(axis + 2, source.to(signal.device))
+            key_axes.append(keys)
+            query_axes.append(torch.arange(count) * stride - before)
+        return signal, [len(a) for a in query_axes], key_axes, query_axes
+
+    def _transposed_domains(self, sizes, output_size) -> tuple[list[int], list[Tensor], list[Tensor]]:
+        """The finer grid of App. ext_transposed: keys every `stride` points, queries at every point."""
+        module = self.module
+        spans = [
+            ((size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1, stride)
+            for size, stride, padding, dilation, kernel in zip(
+                sizes, module.stride, module.padding, module.dilation, module.kernel_size, strict=True
+            )
+        ]
+        counts = [span + extra for (span, _), extra in zip(spans, module.output_padding, strict=True)]
+        if output_size is not None:
+            counts = list(output_size)[-len(spans) :]
+            for (span, stride), count in zip(spans, counts, strict=True):
+                if not span <= count < span + stride:
+                    raise ValueError(f"`output_size` ({count}) must be from {span} to {span + stride - 1} here")
+        keys = [torch.arange(size) * stride for size, stride in zip(sizes, module.stride, strict=True)]
+        queries = [torch.arange(count) + padding for count, padding in zip(counts, module.padding, strict=True)]
+        return counts, keys, queries
+
+
+def _padding(padding, axis: int, kernel: int, dilation: int) -> tuple[int, int]:
+    """Points of padding before and after the signal."""
+    if padding == "valid":
+        return 0, 0
+    if padding == "same":
+        total = dilation * (kernel - 1)
+        return total // 2, total - total // 2
+    return padding[axis], padding[axis]
+
+
+def _extension(index: Tensor, size: int, mode: str, padding: int) -> Tensor:
+    """Where the extended signal takes its value at each coordinate: u(y) := u(source(y))."""
+    limits = {"reflect": size - 1, "circular": size, "replicate": padding}
+    if mode not in limits:
+        raise ValueError(f"`padding_mode` ({mode!r}) cannot be converted: it must be zeros or one of {tuple(limits)}")
+    if padding > limits[mode]:
+        raise ValueError(f"`padding` ({padding}) is too much for {size} points with `padding_mode` {mode!r}")
+    if mode == "circular":
+        return index % size
+    if mode == "replicate":
+        return index.clamp(0, size - 1)
+    index = index.abs()
+    return index.where(index < size, 2 * (size - 1) - index)
+
+
+for _module_class in _CONVOLUTIONS + _TRANSPOSED:
+    register(_module_class)(ConvolutionOperator)

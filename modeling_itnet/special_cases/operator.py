@@ -1,0 +1,189 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""One operator for every kernel: the integral, tile by tile, over any measure and any query domain."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .kernel import Kernel, Pairs
+
+Normalization = Literal["sum", "softmax"]
+
+# Numbers of a tile of kernel values that are in memory at a time: 32 MB in float64.
+_TILE_ENTRIES = 2**22
+
+
+class IntegralOperator(nn.Module):
+    r"""K[u](x) = integral of kappa(x, y, u(x), u(y)) v(y) dmu(y) + W_theta u(x), with v = u unless told otherwise.
+
+    The integral is a sum over tiles of pairs, so that kernel values of one tile only are in memory; in training, each
+    row of tiles is recomputed in the backward pass.
+
+    Args:
+        kernel: kappa.
+        normalization: None for kappa itself; "sum" for kappa / integral of kappa(x, .) dmu; "softmax" for the same
+            of exp(kappa), computed with a running maximum. Both need a scalar kernel.
+        is_causal: kappa is 0 where y > x in the first coordinate.
+        measure: the measure where none is given: "uniform" (1/n each) or "counting" (1 each).
+        residual: W_theta, a module that is applied to u(x); None for 0.
+        tile: (queries, keys) per tile; None chooses it by the size of the kernel's values.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        normalization: Normalization | None = None,
+        is_causal: bool = False,
+        measure: Literal["uniform", "counting"] = "uniform",
+        residual: nn.Module | None = None,
+        tile: tuple[int, int] | None = None,
+    ):
+        super().__init__()
+        if normalization not in (None, "sum", "softmax"):
+            raise ValueError(f"`normalization` ({normalization!r}) must be None, 'sum' or 'softmax'")
+        if measure not in ("uniform", "counting"):
+            raise ValueError(f"`measure` ({measure!r}) must be 'uniform' or 'counting'")
+        self.kernel, self.residual = kernel, residual
+        self.normalization, self.is_causal, self.measure, self.tile = normalization, is_causal, measure, tile
+
+    def forward(
+        self,
+        u: Tensor,
+        positions: Tensor,
+        *,
+        measure: Tensor | None = None,
+        queries: Tensor | None = None,
+        query_positions: Tensor | None = None,
+        values: Tensor | None = None,
+        context: Any = None,
+    ) -> Tensor:
+        """Integrates over the keys.
+
+        Args:
+            u: features of the keys, [B, n_k, d], or [B, n_k, G, c] for kernels with groups.
+            positions: of the keys, [n_k, s] or [B, n_k, s].
+            measure: mass of each key, [n_k] or [B, n_k].
+            queries: features of the queries, [B, n_q, d] or [B, n_q, G, c]; those of the keys if None.
+            query_positions: [n_q, s] or [B, n_q, s]; those of the keys if None. Without ``queries`` they may be any
+                number, and u(x) is 0.
+            values: v, integrated instead of u, with the axes of u.
+            context: data of this call that the kernel asks for.
+
+        Returns:
+            [B, n_q, features], or [B, n_q, G, features] if u has groups.
+        """
+        grouped = u.dim() == 4
+        values = u if values is None else values
+        u_y, values = (t if grouped else t.unsqueeze(2) for t in (u, values))  # [B, n_k, G, c]
+        y = _with_batch(positions)
+        x = y if query_positions is None else _with_batch(query_positions)
+        if queries is not None:
+            u_x = queries if grouped else queries.unsqueeze(2)
+        else:
+            u_x = u_y if query_positions is None else u_y.new_zeros(len(u_y), x.shape[1], *u_y.shape[2:])
+        _check(u_x, u_y, values, x, y, measure)
+        omega = self._measure(u_y, measure)  # [B or 1, n_k]
+
+        prepared = self.kernel.prepare(u_x, u_y, x, y, context)
+        rows, columns = self._tile(len(u_y))
+        out = []
+        for start in range(0, x.shape[1], rows):
+            arguments = (slice(start, min(start + rows, x.shape[1])), columns, u_x, u_y, values, x, y, omega, prepared)
+            if torch.is_grad_enabled() and x.shape[1] > rows:
+                out.append(checkpoint(self._integrate, *arguments, use_reentrant=False))
+            else:
+                out.append(self._integrate(*arguments))
+        integral = torch.cat(out, dim=1)  # [B, n_q, G, features]
+        integral = integral if grouped else integral.squeeze(2)
+        return integral if self.residual is None else integral + self.residual(u_x if grouped else u_x.squeeze(2))
+
+    def _integrate(self, rows: slice, step: int, u_x, u_y, values, x, y, omega, prepared) -> Tensor:
+        """The integral at the queries ``rows``, over tiles of ``step`` keys: [B, t_q, G, features]."""
+        count = u_y.shape[1]
+        tiles = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        seen = [tile for tile in tiles if not self._vanishes(x[:, rows], y[:, tile])]
+        total = mass = peak = None
+        for columns in seen or tiles[:1]:
+            pairs = Pairs(x[:, rows], y[:, columns], u_x[:, rows], u_y[:, columns], rows, columns, prepared)
+            kappa = self.kernel(pairs)  # [B or 1, t_q, t_k, G or 1, ...]
+            weight = self._visible(pairs.x, pairs.y) * omega[:, None, columns]  # [B or 1, t_q, t_k]
+            if self.normalization == "softmax":
+                kappa = kappa + weight.log().unsqueeze(-1).to(kappa.dtype)
+                tile_peak = kappa.detach().amax(2)  # [B, t_q, G]
+                new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
+                shift = new_peak.where(new_peak.isfinite(), 0)
+                kappa = (kappa - shift.unsqueeze(2)).exp()
+                if peak is not None:
+                    scale = (peak - shift).exp()
+                    total, mass = total * scale.unsqueeze(-1), mass * scale
+                peak = new_peak
+            else:
+                kappa = kappa * weight.view(*weight.shape, *(1,) * (kappa.dim() - 3)).to(kappa.dtype)
+            part = _contract(kappa, values[:, columns])
+            total = part if total is None else total + part
+            if self.normalization is not None:
+                part_mass = kappa.sum(2)  # [B or 1, t_q, G]
+                mass = part_mass if mass is None else mass + part_mass
+        return total if mass is None else total / mass.where(mass != 0, 1).unsqueeze(-1)  # no mass: 0
+
+    def _vanishes(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the tile is empty: all of it in the future, or outside of the kernel's support."""
+        if self.is_causal and bool(y[..., 0].min() > x[..., 0].max()):
+            return True
+        return self.kernel.vanishes(x, y)
+
+    def _visible(self, x: Tensor, y: Tensor) -> Tensor:
+        """1 where y <= x, or everywhere: [B or 1, t_q, t_k] or a shape that broadcasts to it."""
+        if not self.is_causal:
+            return torch.ones(1, x.shape[1], y.shape[1], dtype=torch.bool, device=x.device)
+        return y[:, None, :, 0] <= x[:, :, None, 0]
+
+    def _measure(self, u_y: Tensor, measure: Tensor | None) -> Tensor:
+        if measure is not None:
+            return measure if measure.dim() == 2 else measure.unsqueeze(0)
+        count = u_y.shape[1]
+        return u_y.new_full((1, count), 1 / count if self.measure == "uniform" else 1)
+
+    def _tile(self, batch: int) -> tuple[int, int]:
+        if self.tile is not None:
+            return self.tile
+        entries = self.kernel.entries_per_pair * (batch if self.kernel.depends_on_sample else 1)
+        side = max(1, min(256, int((_TILE_ENTRIES / max(1, entries)) ** 0.5)))
+        return side, side
+
+
+def _contract(kappa: Tensor, values: Tensor) -> Tensor:
+    """sum over the keys of kappa v: values [B, t_k, G, c] -> [B, t_q, G, c or a]."""
+    formulas = {4: "bijg,bjgc->bigc", 5: "bijgc,bjgc->bigc", 6: "bijgac,bjgc->biga"}
+    if kappa.dim() not in formulas:
+        raise ValueError(f"a kernel returned {kappa.dim()} axes: 4 (scalar), 5 (diagonal) or 6 (matrix) were expected")
+    return torch.einsum(formulas[kappa.dim()], kappa.to(values.dtype), values)
+
+
+def _with_batch(positions: Tensor) -> Tensor:
+    return positions if positions.dim() == 3 else positions.unsqueeze(0)
+
+
+def _check(u_x: Tensor, u_y: Tensor, values: Tensor, x: Tensor, y: Tensor, measure: Tensor | None) -> None:
+    for name, positions, features in (("positions", y, u_y), ("query_positions", x, u_x)):
+        if positions.shape[1] != features.shape[1]:
+            raise ValueError(f"`{name}` holds {positions.shape[1]} points for {features.shape[1]} feature vectors")
+    if values.shape[:2] != u_y.shape[:2]:
+        raise ValueError(f"`values` {list(values.shape)} must start with {list(u_y.shape[:2])}, as `u` does")
+    if measure is not None and measure.shape[-1] != u_y.shape[1]:
+        raise ValueError(f"`measure` {list(measure.shape)} must end with the number of keys, {u_y.shape[1]}")

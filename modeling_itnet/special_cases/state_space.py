@@ -1,0 +1,142 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Theorem 3: systems that are linear in their state are integrals with the causal kernel C Phi(t, s) B."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .convert import Conversion, register
+from .kernel import Kernel, Pairs
+from .modules import LinearStateSpace
+from .operator import IntegralOperator
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Coefficients of z_t = A_t z_(t-1) + B_t u_t, y_t = C_t z_t along one signal. Batch axes may be 1."""
+
+    a: Tensor  # [B, T, n, n]
+    b: Tensor  # [B, T, n, d]
+    c: Tensor  # [B, T, m, n]
+
+
+class TransitionKernel(Kernel):
+    """kappa(t, s) = 1[s <= t] C_t A_t A_(t-1) ... A_(s+1) B_s: trajectory-dependent, a matrix per pair.
+
+    ``context`` of a call is the :class:`Trajectory`. Times are the indices 0..T-1.
+    """
+
+    def __init__(self, out_features: int, in_features: int, state_size: int):
+        super().__init__()
+        self.entries_per_pair = max(out_features * in_features, state_size**2)
+
+    def forward(self, pairs: Pairs) -> Tensor:
+        system: Trajectory = pairs.prepared
+        rows, columns = pairs.rows, pairs.columns
+        phi = transitions(system.a, rows, columns)  # [B, t_q, t_k, n, n]
+        left = torch.einsum("bimn,bijnk->bijmk", system.c[:, rows], phi)
+        return torch.einsum("bijmk,bjkd->bijmd", left, system.b[:, columns]).unsqueeze(3)
+
+
+def transitions(a: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Phi(t, s) = A_t ... A_(s+1), I for t = s, 0 for t < s, for one tile: a [B, T, n, n] -> [B, t_q, t_k, n, n].
+
+    One step of the recurrence Phi(t, s) = A_t Phi(t-1, s) at a time, for all s of the tile at once.
+    """
+    count, size = columns.stop - columns.start, a.shape[-1]
+    identity = torch.eye(size, dtype=a.dtype, device=a.device)
+    phi = a.new_zeros(len(a), count, size, size)
+    kept = []
+    for t in range(min(columns.start, rows.start), rows.stop):
+        phi = a[:, t : t + 1] @ phi
+        if columns.start <= t < columns.stop:
+            first = torch.zeros(count, 1, 1, dtype=a.dtype, device=a.device)
+            first[t - columns.start] = 1
+            phi = phi + first * identity
+        if t >= rows.start:
+            kept.append(phi)
+    return torch.stack(kept, 1)
+
+
+class PowerKernel(Kernel):
+    """kappa(t, s) = C Abar^(t - s - delay) Bbar where t - s >= delay: the transition kernel of constant coefficients.
+
+    ``context`` of a call is (Abar [n, n], Bbar [n, d], C [m, n]). Times are integers. Depends on t - s only: a
+    causal convolution (Remark ssm_conv).
+    """
+
+    depends_on_sample = False
+
+    def __init__(self, delay: int, out_features: int, in_features: int):
+        super().__init__()
+        self.delay = delay
+        self.entries_per_pair = out_features * in_features
+
+    def forward(self, pairs: Pairs) -> Tensor:
+        a, b, c = pairs.prepared
+        power = (pairs.x[:, :, None, 0] - pairs.y[:, None, :, 0] - self.delay).long()  # [1, t_q, t_k]
+        lowest, highest = max(0, int(power.min())), int(power.max())
+        table = [torch.linalg.matrix_power(a, lowest)] if highest >= 0 else []
+        for _ in range(lowest, highest):
+            table.append(a @ table[-1])
+        table = [c @ matrix @ b for matrix in table] + [torch.zeros_like(c @ b)]  # the last is for the future
+        return torch.stack(table)[(power - lowest).where(power >= 0, len(table) - 1)].unsqueeze(3)
+
+
+class ExponentialKernel(Kernel):
+    """kappa(t, s) = 1[s <= t] C exp(A (t - s)) B at any times (Eq. rnn_kernel): A [n, n], B [n, d], C [m, n].
+
+    Causality is the operator's: ``IntegralOperator(ExponentialKernel(a, b, c), is_causal=True)``, with the weights of
+    a quadrature rule as measure.
+    """
+
+    depends_on_sample = False
+
+    def __init__(self, a: Tensor, b: Tensor, c: Tensor):
+        super().__init__()
+        self.a, self.b, self.c = a, b, c
+        self.entries_per_pair = max(a.numel(), len(c) * b.shape[1])
+
+    def forward(self, pairs: Pairs) -> Tensor:
+        time = (pairs.x[:, :, None, 0] - pairs.y[:, None, :, 0]).clamp(min=0)  # [B or 1, t_q, t_k]
+        flow = torch.linalg.matrix_exp(time[..., None, None] * self.a)
+        return (self.c @ flow @ self.b).unsqueeze(3)
+
+
+@register(LinearStateSpace)
+class LinearStateSpaceOperator(Conversion):
+    """A discretised linear SSM as an integral against C Abar^(t-s) Bbar, with W_theta = D."""
+
+    def __init__(self, module: LinearStateSpace):
+        super().__init__(module)
+        kernel = PowerKernel(int(module.delayed), module.d.shape[0], module.d.shape[1])
+        self.integral = IntegralOperator(kernel, is_causal=True, measure="counting", residual=_Residual(module))
+
+    def forward(self, u: Tensor) -> Tensor:
+        a, b = self.module.discrete()
+        times = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
+        return self.integral(u, times, context=(a, b, self.module.c))
+
+
+class _Residual(nn.Module):
+    """W_theta = D, read from the module at every call."""
+
+    def __init__(self, module: LinearStateSpace):
+        super().__init__()
+        self.module = module
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u @ self.module.d.T

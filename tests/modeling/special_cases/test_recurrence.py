@@ -1,0 +1,96 @@
+"""Theorem 3 against nn.RNN, nn.LSTM and nn.GRU, and the paper's tanh' kernels as the linearisations that they are."""
+
+import pytest
+import torch
+from torch import nn
+
+from modeling_itnet.special_cases import from_module, tangent_slope
+from modeling_itnet.special_cases.verify import tangent_error
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", ["rnn-tanh", "rnn-relu", "lstm", "lstm-projected", "gru"])
+def test_recurrent_modules(kind, seed, draw, compare):
+    size, features = draw.randint(2, 5), draw.randint(1, 4)
+    layers, both = draw.randint(1, 3), draw.random() < 0.5
+    options = {
+        "rnn-tanh": {"nonlinearity": "tanh"},
+        "rnn-relu": {"nonlinearity": "relu"},
+        "lstm-projected": {"proj_size": size - 1},
+    }.get(kind, {})
+    module_class = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}[kind.partition("-")[0]]
+    first, bias = draw.random() < 0.5, draw.random() < 0.7
+    module = module_class(
+        features, size, num_layers=layers, bias=bias, batch_first=first, bidirectional=both, **options
+    )
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.6)
+    length, batch = draw.randint(1, 12), draw.randint(1, 3)
+    single = draw.random() < 0.2
+    axes = [length] if single else ([batch, length] if first else [length, batch])
+    states = []
+    if draw.random() < 0.6:
+        count = [layers * (1 + both)] + ([] if single else [batch])
+        states.append(torch.randn(*count, options.get("proj_size", size)))
+        if "lstm" in kind:
+            states.append(torch.randn(*count, size))
+
+    def call(m, u, *hx):
+        return m(u, (hx if "lstm" in kind else hx[0]) if hx else None)
+
+    compare(module, call, [torch.randn(*axes, features), *states])
+
+
+def test_linear_recurrence(compare):
+    rnn = nn.RNN(3, 4, batch_first=True)
+    u, hidden = torch.randn(2, 20, 3), torch.zeros(2, 4)
+    states = []
+    for u_t in u.unbind(1):
+        hidden = u_t @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + hidden @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
+        states.append(hidden)
+    actual = from_module(rnn, nonlinearity="linear")(u)
+    torch.testing.assert_close(actual, torch.stack(states, 1), rtol=0, atol=1e-10)
+
+
+def test_zero_input_is_no_special_case(compare):
+    """tanh(a) / a at a = 0."""
+    module = nn.LSTM(2, 3, bias=False, batch_first=True)
+    compare(module, lambda m, u: m(u), [torch.zeros(1, 4, 2)])
+
+
+@pytest.mark.parametrize("module_class", [nn.RNN, nn.LSTM, nn.GRU])
+def test_the_printed_kernel_is_a_linearisation(module_class):
+    """With tanh' the error of small signals falls, and that of ordinary ones does not: it is first order."""
+    torch.manual_seed(0)
+    module = module_class(3, 4, bias=False, batch_first=True)
+    u = torch.randn(2, 10, 3)
+    small, ordinary = tangent_error(module, 1e-3 * u), tangent_error(module, u)
+    assert small < 1e-5
+    assert ordinary > 0.05
+
+
+def test_the_printed_kernel_of_a_linear_recurrence_is_exact():
+    module = nn.RNN(3, 4, batch_first=True)
+    u = torch.randn(2, 10, 3)
+    secant, tangent = (
+        from_module(module, nonlinearity="linear", **options)(u) for options in ({}, {"slope": tangent_slope})
+    )
+    torch.testing.assert_close(secant, tangent)
+
+
+def test_future_inputs_do_not_matter():
+    operator, u = from_module(nn.LSTM(3, 4, batch_first=True)), torch.randn(1, 8, 3)
+    changed = u.clone()
+    changed[:, 5:] += 1
+    torch.testing.assert_close(operator(changed)[:, :5], operator(u)[:, :5], rtol=0, atol=0)
+    assert (operator(changed) - operator(u))[:, 5:].abs().min() > 0
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"LSTM is in training mode with a dropout of 0.2"):
+        from_module(nn.LSTM(2, 3, num_layers=2, dropout=0.2))
+    with pytest.raises(ValueError, match=r"`nonlinearity` \('linear'\) is for nn.RNN.*LSTM"):
+        from_module(nn.LSTM(2, 3), nonlinearity="linear")
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 2), torch.randn(2, 2)])
+    with pytest.raises(TypeError, match="PackedSequence"):
+        from_module(nn.GRU(2, 3))(packed)
