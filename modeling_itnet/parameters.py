@@ -81,7 +81,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     return {label: count for label, count in counts.items() if count}
 
 
-def parameter_table(name: str, config: ITNetConfig) -> ParameterTable:
-    """Counts of the bare model of a configuration. No weight is allocated."""
+def parameter_table(name: str, config: ITNetConfig, model_class: type[nn.Module] = ITNetModel) -> ParameterTable:
+    """Counts of a model of this class and configuration. No weight is allocated."""
     with torch.device("meta"):
-        return ParameterTable(name, count_parameters(ITNetModel(config)))
+        return ParameterTable(name, count_parameters(model_class(config)))

@@ -113,7 +113,7 @@ def plot_image_kernel(
         layer, part: as in :func:`kernel_norms`.
         title: a line above the figure; says what is drawn if not given.
     """
-    figure_class, rectangle_class = _matplotlib()
+    figure_class, rectangle_class = matplotlib_classes()
     pixel_values = pixel_values if pixel_values.dim() == 4 else pixel_values.unsqueeze(0)
     if pixel_values.dim() != 4 or len(pixel_values) != 1:
         raise ValueError(f"`pixel_values` {list(pixel_values.shape)} must be one image: [C, height, width]")
@@ -140,7 +140,7 @@ def plot_image_kernel(
                 corner = (query[1], query[0])
                 axis.add_patch(rectangle_class(corner, 1, 1, fill=False, edgecolor="#00d0ff", linewidth=2))
     figure.colorbar(heat, ax=axes[1], shrink=0.9).ax.tick_params(labelsize=8)
-    figure.suptitle(title or _title(model, layer, part), fontsize=10)
+    figure.suptitle(title or picture_title(model, layer, part, "query i (framed) and every patch j"), fontsize=10)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -172,13 +172,14 @@ def _displayed(image: Tensor) -> Tensor:
     return image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
 
 
-def _title(model: nn.Module, layer: int, part: Part) -> str:
+def picture_title(model: nn.Module, layer: int, part: Part, pair: str) -> str:
+    """What a picture shows, for which query and which keys."""
     what = {"full": "‖K_ij‖", "learned": "‖K_ij − b2‖", "variation": "‖K_ij − mean_j K_ij‖"}[part]
     number = layer % model.config.num_hidden_layers + 1
-    return f"Layer {number} of {model.config.num_hidden_layers}: {what} for query i (framed) and every patch j"
+    return f"Layer {number} of {model.config.num_hidden_layers}: {what} for {pair}"
 
 
-def _matplotlib() -> tuple[type, type]:
+def matplotlib_classes() -> tuple[type, type]:
     """Figure and Rectangle. Figures made without pyplot need no display and leave the user's backend alone."""
     try:
         from matplotlib.figure import Figure

@@ -14,6 +14,17 @@
 """Everything around sharing a checkpoint: folders with code, and model cards."""
 
 from .card import model_card, preset_cards
+from .create import create_checkpoint, make_tokenizer, task_classes
 from .export import auto_map, export_to_hub_folder, push_with_code, write_code
 
-__all__ = ["auto_map", "export_to_hub_folder", "model_card", "preset_cards", "push_with_code", "write_code"]
+__all__ = [
+    "auto_map",
+    "create_checkpoint",
+    "export_to_hub_folder",
+    "make_tokenizer",
+    "model_card",
+    "preset_cards",
+    "push_with_code",
+    "task_classes",
+    "write_code",
+]

@@ -1,0 +1,83 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``itnet bench``: time of one layer on this machine, in every integration mode, beside attention."""
+
+import time
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..costs import MODES, attention_layer, itnet_layer, peer_name
+from .app import app, load_config, print_json
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="Preset or checkpoint folder: sets width, heads and kernel.")] = (
+        "itnet-tiny"
+    ),
+    positions: Annotated[
+        list[int] | None, typer.Option("--positions", "-n", help="Number of positions; may be repeated.")
+    ] = None,
+    modes: Annotated[list[str] | None, typer.Option("--mode", help="Only these modes; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time one layer, forward and backward, beside an attention layer of the same width."""
+    unknown = set(modes or []) - set(MODES)
+    if unknown:
+        raise ValueError(f"`--mode` ({', '.join(sorted(unknown))}) must be one of {', '.join(MODES)}")
+    config = load_config(model)
+    try:
+        layers = {mode: itnet_layer(config, mode) for mode in modes or MODES}
+        layers[peer_name(config)] = attention_layer(config)
+        layers = {name: (layer.to(device), arguments) for name, (layer, arguments) in layers.items()}
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`--device` ({device!r}) cannot be used: {error}") from error
+    results = [_measure(name, layers, count, rounds, device) for count in positions or [64, 196] for name in layers]
+    if as_json:
+        print_json({"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results})
+        return
+    grid = Table(title=f"one layer of {model}, one input, float32, {device}", title_justify="left")
+    for heading in ("positions", "model", "forward ms", "forward + backward ms"):
+        grid.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in results:
+        grid.add_row(str(row["positions"]), row["model"], f"{row['forward_ms']:.2f}", f"{row['total_ms']:.2f}")
+    Console().print(grid)
+
+
+def _measure(name: str, layers: dict, count: int, rounds: int, device: str) -> dict:
+    layer, make_arguments = layers[name]
+    arguments = tuple(value.detach().to(device) for value in make_arguments(count))
+    arguments[0].requires_grad_()
+    forward, total = [], []
+    for _ in range(rounds + 1):  # the first warms up
+        start = _now(device)
+        output = layer(*arguments)
+        forward.append(_now(device) - start)
+        (output[0] if isinstance(output, tuple) else output).sum().backward()
+        total.append(_now(device) - start)
+    times = {"forward_ms": 1e3 * median(forward[1:]), "total_ms": 1e3 * median(total[1:])}
+    return {"model": name, "positions": count, **times}
+
+
+def _now(device: str) -> float:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()

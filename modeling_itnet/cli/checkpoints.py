@@ -1,0 +1,152 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``itnet create``, ``export``, ``convert`` and ``cards``: what makes and changes folders."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..hub import create_checkpoint, export_to_hub_folder, preset_cards
+from .app import app, load_model, print_json
+from .inputs import read_inputs, read_processors
+
+
+@app.command()
+def create(
+    preset: Annotated[str, typer.Argument(help="itnet-tiny, -pc, -small, -base or -large.")],
+    folder: Annotated[Path, typer.Argument(help="Where to; must not hold a checkpoint yet.")],
+    modality: Annotated[
+        str | None, typer.Option(help="image, text, multimodal, point_cloud, graph or signal.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="exact, monte_carlo, low_rank or auto.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="A head, such as image-classification; none: the bare model.")
+    ] = None,
+    num_labels: Annotated[int | None, typer.Option(help="Classes of the head.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use: a folder or a Hub id.")] = None,
+    texts: Annotated[
+        list[Path] | None, typer.Option("--text", help="Text file to train a tokenizer on; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other argument of ITNetConfig, as name=value.")
+    ] = None,
+) -> None:
+    """Make a new, untrained model: seeded weights, configuration, processor, tokenizer, card and code."""
+    if (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds a checkpoint already; choose another folder or delete it")
+    overrides = {"integration_mode": mode, "num_labels": num_labels}
+    overrides = {name: value for name, value in overrides.items() if value is not None} | _settings(settings or [])
+    model = create_checkpoint(
+        preset,
+        folder,
+        task=task,
+        modality=modality,
+        seed=seed,
+        tokenizer=tokenizer,
+        texts=texts or (),
+        **overrides,
+    )
+    typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters, random weights")
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with a trained or new model.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it, with code.")],
+    max_shard_size: Annotated[str, typer.Option(help="Largest weight file.")] = "50GB",
+    push: Annotated[str | None, typer.Option(help="Hub repository to upload it to as well.")] = None,
+) -> None:
+    """Write a folder that loads with trust_remote_code=True where this package is not installed."""
+    if checkpoint.resolve() == folder.resolve():
+        raise ValueError(f"the export of {checkpoint} needs another folder than {folder}")
+    model, processors = load_model(checkpoint), read_processors(checkpoint)
+    export_to_hub_folder(model, folder, processors, max_shard_size=max_shard_size)
+    typer.echo(f"{folder}: load it with trust_remote_code=True")
+    if push is not None:
+        typer.echo(model.push_to_hub(push, processor=processors))
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with an exact model.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the converted model.")],
+    to: Annotated[str, typer.Option(help="low_rank, auto (both kinds of weights) or monte_carlo.")] = "low_rank",
+    rank: Annotated[int, typer.Option(help="Rank per head of the low-rank kernel.")] = 8,
+    num_samples: Annotated[int | None, typer.Option(help="Samples per query of Monte Carlo integration.")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration data: image or text files, a folder of them, a parquet file, .npy or .npz."),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Inputs to calibrate on.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Inputs per batch.")] = 16,
+    steps: Annotated[int, typer.Option(help="Optimisation steps per layer, and for all layers together.")] = 300,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
+) -> None:
+    """Switch a trained exact model to low-rank or Monte Carlo integration."""
+    if to not in ("low_rank", "auto", "monte_carlo"):
+        raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto' or 'monte_carlo'")
+    model, processors = load_model(checkpoint), read_processors(checkpoint)
+    report = None
+    if to == "monte_carlo":
+        model.to_monte_carlo(num_samples)
+    else:
+        if not data:
+            raise ValueError(
+                f"`--to {to}` needs `--data`: the factors are fitted to what the model does on real inputs"
+            )
+        batches = read_inputs(checkpoint, model.config, data, limit, batch_size)
+        report = model.to_low_rank(rank, batches, steps=steps, distillation_steps=steps, integration_mode=to)
+    model.save_pretrained(folder, processor=processors)
+    if as_json:
+        errors = {} if report is None else {"layer_errors": report.layer_errors, "output_error": report.output_error}
+        print_json({"folder": str(folder), "integration_mode": model.config.integration_mode, **errors})
+        return
+    typer.echo(f"{folder}: integration_mode={model.config.integration_mode}")
+    if report is not None:
+        typer.echo(str(report))
+
+
+@app.command()
+def cards(
+    folder: Annotated[Path, typer.Argument(help="Where the cards of all presets are.")] = Path("model_cards"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a card is out of date.")] = False,
+) -> None:
+    """Write the model cards of all presets."""
+    stale = []
+    for name, text in preset_cards().items():
+        path = folder / name
+        if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
+            stale.append(name)
+        elif not check:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        raise ValueError(f"out of date: {', '.join(stale)}; run `itnet cards {folder}`")
+
+
+def _settings(pairs: list[str]) -> dict:
+    """["rank=4", "measure=balanced"] -> {"rank": 4, "measure": "balanced"}: values are JSON, or else strings."""
+    values = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"`--set {pair}` must have the form name=value")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values

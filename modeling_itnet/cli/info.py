@@ -1,0 +1,88 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``itnet info``: how large a model is, and what it costs."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from configuration_itnet import ITNetConfig, preset_names
+
+from ..costs import Cost, model_costs, peer_name, peer_parameters
+from ..parameters import ParameterTable, parameter_table
+from .app import app, load_config, model_class, print_json
+
+
+@app.command()
+def info(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Presets or checkpoint folders; all presets if none.")
+    ] = None,
+    modality: Annotated[str | None, typer.Option(help="Build the presets for this modality.")] = None,
+    sharing: Annotated[str | None, typer.Option(help="kernel_output_sharing: per_head or shared.")] = None,
+    positions: Annotated[
+        list[int] | None,
+        typer.Option("--positions", "-n", help="Also print FLOPs and memory at this many positions; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print the real number of parameters by component, beside the paper's figures, and what a forward costs."""
+    options = {"modality": modality, "kernel_output_sharing": sharing}
+    options = {name: value for name, value in options.items() if value is not None}
+    if any(count < 1 for count in positions or []):
+        raise ValueError(f"`--positions` ({min(positions)}) must be at least 1")
+    configs = {name: load_config(name, **options) for name in models or preset_names()}
+    tables = [parameter_table(name, config, model_class(config)) for name, config in configs.items()]
+    costs = {name: model_costs(config, positions) if positions else [] for name, config in configs.items()}
+    if as_json:
+        print_json({table.name: _as_dict(table, configs[table.name], costs[table.name]) for table in tables})
+        return
+    for table in tables:
+        _print_parameters(table, configs[table.name])
+        if positions:
+            _print_costs(costs[table.name])
+
+
+def _as_dict(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> dict:
+    peer = {peer_name(config): peer_parameters(config)}
+    totals = {"total": table.total, "paper": table.paper_total, "peer": peer}
+    return table.components | totals | {"costs": [cost.to_dict() for cost in costs]}
+
+
+def _print_parameters(table: ParameterTable, config: ITNetConfig) -> None:
+    grid = Table(title=table.name, title_justify="left")
+    for heading in ("component", "parameters", "paper prints"):
+        grid.add_column(heading, justify="left" if heading == "component" else "right")
+    for component, count in table.components.items():
+        grid.add_row(component, f"{count:,}", _millions(table.paper_figure(component)))
+    grid.add_section()
+    grid.add_row("total", f"{table.total:,}", _millions(table.paper_total))
+    grid.add_row(f"{peer_name(config)} of this width and depth", f"{peer_parameters(config):,}", "")
+    Console().print(grid)
+
+
+def _print_costs(costs: list[Cost]) -> None:
+    grid = Table(title="layers of the model, one input, float32", title_justify="left")
+    for heading in ("positions", "model", "forward GFLOPs", "MB kept for the backward"):
+        grid.add_column(heading, justify="left" if heading == "model" else "right")
+    for cost in costs:
+        memory = f"{cost.activation_bytes / 1e6:,.1f}"
+        grid.add_row(f"{cost.positions:,}", cost.model, f"{cost.forward_flops / 1e9:,.2f}", memory)
+    Console().print(grid)
+
+
+def _millions(count: float | None) -> str:
+    return "-" if count is None else f"{count / 1e6:.3g} M"

@@ -1,0 +1,122 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Files to forward arguments, by way of a checkpoint's own processor."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
+
+from configuration_itnet import ITNetConfig
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+TEXT_SUFFIXES = (".txt", ".md")
+ARRAY_SUFFIXES = (".npy", ".xyz", ".csv")
+
+
+def read_processors(checkpoint: Path) -> list:
+    """Whatever processors a folder holds; none is fine."""
+    if (checkpoint / "processor_config.json").exists():
+        return [AutoProcessor.from_pretrained(checkpoint)]
+    found = []
+    if (checkpoint / "preprocessor_config.json").exists():
+        text = (checkpoint / "preprocessor_config.json").read_text(encoding="utf-8")
+        auto_class = AutoImageProcessor if "image_processor_type" in text else AutoFeatureExtractor
+        found.append(auto_class.from_pretrained(checkpoint))
+    if (checkpoint / "tokenizer_config.json").exists():
+        found.append(AutoTokenizer.from_pretrained(checkpoint))
+    return found
+
+
+def read_inputs(
+    checkpoint: Path, config: ITNetConfig, paths: list[Path], limit: int, batch_size: int
+) -> list[dict[str, Tensor]]:
+    """
+    Batches of forward arguments.
+
+    - Images: files, folders of files, or the column `image` of parquet files.
+    - Texts: files with one text per line, or the column `text` of parquet files.
+    - Point clouds: `.npy`, `.xyz` or `.csv` files of `[n, 3]` each.
+    - Any modality: `.npz` files, each one batch of named forward arguments.
+    """
+    if all(path.suffix == ".npz" for path in paths):
+        return [_arguments(_existing(path)) for path in paths]
+    readers = {"image": _images, "text": _texts, "point_cloud": _clouds}
+    if config.modality not in readers:
+        raise ValueError(f"`modality` ({config.modality!r}) is read from .npz files of forward arguments only")
+    processors = read_processors(checkpoint)
+    if not processors:
+        raise ValueError(f"{checkpoint} has no processor or tokenizer; save one there, or give .npz files")
+    items = [item for path in paths for item in readers[config.modality](_existing(path))][:limit]
+    if not items:
+        raise ValueError(f"nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
+    return [_process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
+
+
+def _process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
+    if config.modality == "text":
+        limits = {"truncation": True, "max_length": config.max_position_embeddings}
+        batch = processor(items, padding=True, return_tensors="pt", **limits)
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return dict(processor(items, return_tensors="pt"))
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError(f"no such file or folder: {path}")
+    return path
+
+
+def _images(path: Path) -> list[Image.Image]:
+    if path.suffix == ".parquet":
+        return _column(path, "image")
+    if path.is_dir():
+        return [Image.open(file) for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES]
+    return [Image.open(path)]
+
+
+def _texts(path: Path) -> list[str]:
+    if path.suffix == ".parquet":
+        return _column(path, "text")
+    files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
+    lines = [line.strip() for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line]
+
+
+def _clouds(path: Path) -> list[np.ndarray]:
+    if path.is_dir():
+        return [cloud for file in sorted(path.rglob("*")) if file.suffix in ARRAY_SUFFIXES for cloud in _clouds(file)]
+    if path.suffix == ".npy":
+        values = np.load(path, allow_pickle=False)
+        return list(values) if values.ndim == 3 else [values]
+    return [np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)[:, :3]]
+
+
+def _column(path: Path, name: str) -> list:
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise ImportError('Reading parquet files needs datasets: pip install "itnet[train]"') from error
+    data = Dataset.from_parquet(str(path))
+    if name not in data.column_names:
+        raise ValueError(f"{path} has no column {name!r}, only {', '.join(data.column_names)}")
+    return list(data[name])
+
+
+def _arguments(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as values:
+        return {name: torch.from_numpy(values[name]) for name in values}

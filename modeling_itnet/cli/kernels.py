@@ -1,0 +1,90 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``itnet plot-kernel``: what a learned kernel looks like on an input."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers import PreTrainedTokenizerBase
+
+from ..kernel_plots import plot_cloud_kernel, plot_text_kernel
+from ..visualization import plot_image_kernel
+from .app import app, load_model
+from .inputs import read_inputs, read_processors
+
+
+@app.command()
+def plot_kernel(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with a model that has exact kernels.")],
+    source: Annotated[
+        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz).")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
+    layer: Annotated[int, typer.Option(help="Layer, from 0; negative counts from the last.")] = 0,
+    part: Annotated[str, typer.Option(help="full, learned or variation.")] = "variation",
+    query: Annotated[
+        list[str] | None,
+        typer.Option(help="What to look from: row,column or cls (image), a number (cloud); may be repeated."),
+    ] = None,
+) -> None:
+    """Draw how strongly one layer couples the positions of an input."""
+    model = load_model(checkpoint)
+    modality = model.config.modality
+    if modality not in ("image", "text", "point_cloud"):
+        raise ValueError(
+            f"there is no picture for `modality` ({modality!r}); only image, text and point_cloud have one"
+        )
+    if modality == "text" and query:
+        raise ValueError("`--query` does not go with a text: its picture shows every token")
+    if modality == "text" and not Path(source).is_file():
+        tokenizer = _tokenizer(checkpoint)
+        inputs = dict(tokenizer(source, return_tensors="pt", truncation=True).convert_to_tensors("pt"))
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    else:
+        inputs = read_inputs(checkpoint, model.config, [Path(source)], limit=1, batch_size=1)[0]
+    if modality == "image":
+        queries = None if not query else [_patch(text) for text in query]
+        plot_image_kernel(model, inputs["pixel_values"], output, queries, layer, part)
+    elif modality == "text":
+        tokens = _tokenizer(checkpoint).convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+        plot_text_kernel(model, inputs, tokens, output, layer, part)
+    else:
+        queries = None if not query else [_number(text) for text in query]
+        plot_cloud_kernel(model, inputs, output, queries, layer, part)
+    typer.echo(str(output))
+
+
+def _tokenizer(checkpoint: Path) -> PreTrainedTokenizerBase:
+    for processor in read_processors(checkpoint):
+        if isinstance(processor, PreTrainedTokenizerBase):
+            return processor
+    raise ValueError(f"{checkpoint} has no tokenizer")
+
+
+def _patch(text: str):
+    if text == "cls":
+        return text
+    try:
+        row, column = (int(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(f"`--query` ({text!r}) must be row,column of a patch, or cls") from None
+    return row, column
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"`--query` ({text!r}) must be the number of a point") from None

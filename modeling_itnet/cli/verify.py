@@ -1,0 +1,46 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""``itnet verify``: the theorems of the paper, measured."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..special_cases.verify import theorem_table
+from .app import app, print_json
+
+
+@app.command()
+def verify(
+    seed: Annotated[int, typer.Option(help="Of the random weights and signals.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure the paper's theorems: convolution, attention and recurrence as integral operators. Exit code 1 if one
+    of them does not hold."""
+    rows = theorem_table(seed=seed)
+    if as_json:
+        print_json([asdict(row) | {"holds": row.holds} for row in rows])
+    else:
+        grid = Table(title=f"{sum(row.holds for row in rows)} of {len(rows)} statements hold", title_justify="left")
+        for heading in ("label", "statement", "measured", "bound", "holds"):
+            grid.add_column(heading)
+        for row in rows:
+            measured, bound = f"{row.error:.1e}", f"{row.relation} {row.tolerance:.0e}"
+            grid.add_row(row.name, row.statement, measured, bound, "yes" if row.holds else "NO")
+        Console().print(grid)
+    if not all(row.holds for row in rows):
+        raise typer.Exit(code=1)

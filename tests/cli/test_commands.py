@@ -1,0 +1,215 @@
+"""The ``itnet`` commands: what they write loads and computes the same, and mistakes are one line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoProcessor,
+    AutoTokenizer,
+)
+from typer.testing import CliRunner
+
+from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor, ITNetModel
+from modeling_itnet.cli import app
+from modeling_itnet.hub import make_tokenizer, task_classes
+from modeling_itnet.special_cases.verify import TheoremRow
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(*arguments): in a folder of its own; must succeed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    return call
+
+
+@pytest.fixture
+def fail(tmp_path, monkeypatch):
+    """fail(*arguments): the one line that a mistake prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+        return result.stderr.strip()
+
+    return call
+
+
+def picture(path, seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+class TestCreate:
+    def test_weights_are_those_of_the_seed(self, run, tmp_path):
+        run("create", "itnet-tiny", "a")
+        run("create", "itnet-tiny", "b", "--seed", 0)
+        run("create", "itnet-tiny", "c", "--seed", 1)
+        weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+        assert weights[0] == weights[1] != weights[2]
+        torch.manual_seed(0)
+        expected = ITNetModel(ITNetConfig.from_preset("itnet-tiny"))
+        for name, value in AutoModel.from_pretrained("a").state_dict().items():
+            assert torch.equal(value, expected.state_dict()[name]), name
+        assert type(AutoImageProcessor.from_pretrained("a")) is ITNetImageProcessor
+        assert "The weights are random" in (tmp_path / "a" / "README.md").read_text()
+
+    def test_text(self, run, tmp_path):
+        run("create", "itnet-tiny", "m", "--task", "masked-lm", "--mode", "low_rank", "--set", "rank=3")
+        model, tokenizer = AutoModelForMaskedLM.from_pretrained("m"), AutoTokenizer.from_pretrained("m")
+        assert model.config.integration_mode == "low_rank" and model.config.rank == 3
+        assert model.config.vocab_size == len(tokenizer) == 261
+        batch = tokenizer(["héllo 世界", "a"], ["x", "yz"], padding=True, return_tensors="pt")
+        assert batch["input_ids"][1, -1] == tokenizer.pad_token_id == model.config.pad_token_id
+        assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == "héllo 世界x"
+        assert model(**batch).logits.shape == (*batch["input_ids"].shape, 261)
+
+    @pytest.mark.parametrize(
+        "modality, auto_class",
+        [("multimodal", AutoProcessor), ("point_cloud", AutoFeatureExtractor), ("graph", AutoFeatureExtractor)],
+    )
+    def test_processors(self, run, modality, auto_class):
+        run("create", "itnet-tiny", "m", "--modality", modality)
+        assert type(auto_class.from_pretrained("m")).__name__.startswith("ITNet")
+        assert AutoModel.from_pretrained("m").config.modality == modality
+
+    def test_every_task(self):
+        assert {"image-classification", "masked-lm", "images-and-text-classification"} < task_classes().keys()
+        assert len(task_classes()) == 10
+
+    def test_mistakes(self, run, fail, tmp_path):
+        run("create", "itnet-tiny", "a")
+        assert "holds a checkpoint already" in fail("create", "itnet-tiny", "a")
+        assert "available: itnet-base" in fail("create", "itnet-huge", "b")
+        assert "available: image-classification" in fail("create", "itnet-tiny", "b", "--task", "flying")
+        assert "ITNetForMaskedLM needs `modality`" in fail(
+            "create", "itnet-tiny", "b", "--task", "masked-lm", "--modality", "image"
+        )
+        assert "no argument wings" in fail("create", "itnet-tiny", "b", "--set", "wings=2")
+        assert "expected int, got str" in fail("create", "itnet-tiny", "b", "--set", "rank=two")
+        assert "name=value" in fail("create", "itnet-tiny", "b", "--set", "rank")
+        assert "`rank` (99) must be at most" in fail("create", "itnet-tiny", "b", "--set", "rank=99")
+        assert "only text has one" in fail("create", "itnet-tiny", "b", "--tokenizer", "a")
+        assert "no such text file: nowhere.txt" in fail(
+            "create", "itnet-tiny", "b", "--modality", "text", "--text", "nowhere.txt"
+        )
+
+
+def test_tokenizer_learns_from_texts(tmp_path):
+    (tmp_path / "corpus.txt").write_text("the integral of the kernel over the domain\n" * 50)
+    trained = make_tokenizer([tmp_path / "corpus.txt"], 280, 32)
+    plain = make_tokenizer([], 280, 32)
+    text = "the kernel of the integral"
+    assert len(trained) == 280 and len(trained(text)["input_ids"]) < len(plain(text)["input_ids"])
+    assert plain.decode(plain(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_export(run, fail, tmp_path):
+    model = ITNetForImageClassification(ITNetConfig.from_preset("itnet-tiny", num_labels=3)).eval()
+    model.save_pretrained(tmp_path / "trained")
+    ITNetImageProcessor.from_model_config(model.config).save_pretrained(tmp_path / "trained")
+    run("export", "trained", "out")
+    assert (tmp_path / "out" / "modeling_itnet.py").exists()
+    pixels = torch.randn(1, 3, 32, 32)
+    again = AutoModelForImageClassification.from_pretrained("out")
+    assert torch.equal(again(pixels).logits, model(pixels).logits)
+    assert "needs another folder" in fail("export", "trained", "trained")
+    assert "no such checkpoint folder: nowhere" in fail("export", "nowhere", "out")
+
+
+class TestConvert:
+    def test_low_rank(self, run, fail, tmp_path):
+        run("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1", "--set", "patch_size=16")
+        (tmp_path / "pictures").mkdir()
+        for seed in range(4):
+            picture(tmp_path / "pictures" / f"{seed}.png", seed)
+        printed = run(
+            *("convert", "a", "b", "--rank", 4, "--data", "pictures", "--steps", 20, "--batch-size", 2, "--json")
+        )
+        report = json.loads(printed)
+        assert report["integration_mode"] == "low_rank" and len(report["layer_errors"]) == 1
+        exact, converted = AutoModel.from_pretrained("a").eval(), AutoModel.from_pretrained("b").eval()
+        assert converted.config.rank == 4 and converted.config.integration_mode == "low_rank"
+        images = [Image.open(tmp_path / "pictures" / f"{seed}.png") for seed in range(4)]
+        pixels = AutoImageProcessor.from_pretrained("b")(images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            expected, actual = exact(pixels).last_hidden_state, converted(pixels).last_hidden_state
+        error = ((actual - expected).norm() / expected.norm()).item()
+        assert error == pytest.approx(report["output_error"], rel=1e-2)
+        assert "needs `--data`" in fail("convert", "a", "c")
+        assert "no such file or folder: nowhere" in fail("convert", "a", "c", "--data", "nowhere")
+        assert "low-rank model already" in fail("convert", "b", "c", "--data", "pictures")
+
+    def test_monte_carlo(self, run, fail):
+        run("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1")
+        run("convert", "a", "b", "--to", "monte_carlo", "--num-samples", 7)
+        config = AutoModel.from_pretrained("b").config
+        assert (config.integration_mode, config.num_samples) == ("monte_carlo", 7)
+        assert "must be 'low_rank', 'auto' or 'monte_carlo'" in fail("convert", "a", "c", "--to", "magic")
+
+
+class TestPlotKernel:
+    def test_image(self, run, fail, tmp_path):
+        run("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1", "--set", "patch_size=16")
+        picture(tmp_path / "x.png", 0)
+        run("plot-kernel", "a", "x.png", "-o", "out/k.png", "--query", "0,1", "--query", "cls")
+        assert Image.open("out/k.png").width > 300
+        assert "must be row,column" in fail("plot-kernel", "a", "x.png", "--query", "left")
+        assert "out of range" in fail("plot-kernel", "a", "x.png", "--layer", 5)
+
+    def test_text_and_cloud(self, run, fail, tmp_path):
+        run("create", "itnet-tiny", "t", "--modality", "text", "--set", "num_hidden_layers=1")
+        run("plot-kernel", "t", "a text", "-o", "t.png")
+        run("create", "itnet-tiny", "p", "--modality", "point_cloud", "--set", "num_hidden_layers=1")
+        np.save(tmp_path / "c.npy", np.random.default_rng(0).normal(size=(30, 3)))
+        run("plot-kernel", "p", "c.npy", "-o", "p.png", "--query", 3)
+        for name in ("t.png", "p.png"):
+            assert np.asarray(Image.open(tmp_path / name)).std() > 5  # something was drawn
+        assert "not one of the 30 points" in fail("plot-kernel", "p", "c.npy", "--query", 30)
+        assert "shows every token" in fail("plot-kernel", "t", "a text", "--query", 1)
+
+
+def test_bench(run, fail):
+    report = json.loads(run("bench", "-n", 8, "--rounds", 1, "--mode", "exact", "--json"))
+    assert [row["model"] for row in report["results"]] == ["exact", "ViT (attention)"]
+    assert all(0 < row["forward_ms"] < row["total_ms"] for row in report["results"])
+    assert "`--mode` (magic)" in fail("bench", "--mode", "magic")
+    assert "`--device` ('cuda')" in fail("bench", "--device", "cuda") or torch.cuda.is_available()
+
+
+def test_another_models_checkpoint(fail, tmp_path):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    assert "model of type 'bert', not 'itnet'" in fail("info", "bert")
+
+
+def test_help_lists_every_command(run):
+    text = run("--help")
+    for command in ("create", "info", "export", "convert", "bench", "plot-kernel", "cards", "verify"):
+        assert command in text
+
+
+class TestVerify:
+    def test_every_theorem_holds(self, run):
+        rows = json.loads(run("verify", "--json"))
+        assert len(rows) > 5 and all(row["holds"] for row in rows)
+
+    def test_a_theorem_that_fails_is_exit_code_1(self, monkeypatch):
+        row = TheoremRow("thm:x", "a statement", error=2.0, tolerance=1.0)
+        monkeypatch.setattr("modeling_itnet.cli.verify.theorem_table", lambda seed: [row])
+        result = CliRunner().invoke(app, ["verify"])
+        assert result.exit_code == 1 and "0 of 1 statements hold" in result.stdout and "NO" in result.stdout
