@@ -17,6 +17,7 @@ from configuration_itnet import ITNetConfig, preset_names
 
 from ._version import __version__
 from .auto import register_auto_classes
+from .diagnosis import KernelDiagnosis, diagnose_kernels
 from .domain import Signal
 from .heads import ITNetForImageClassification, ITNetForMaskedLM, ITNetForSequenceClassification
 from .heads_geometry import ITNetForGraphClassification, ITNetForPointCloudClassification
@@ -59,11 +60,13 @@ __all__ = [
     "ITNetPointCloudProcessor",
     "ITNetPreTrainedModel",
     "ITNetProcessor",
+    "KernelDiagnosis",
     "KernelSpectrum",
     "LowRankReport",
     "Signal",
     "__version__",
     "export_to_hub_folder",
+    "diagnose_kernels",
     "from_image_and_text_checkpoints",
     "kernel_spectrum",
     "optimizer_param_groups",
