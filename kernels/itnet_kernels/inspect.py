@@ -138,14 +138,12 @@ def _argument_type(name: str, dtype: str) -> str:
     return "i32"
 
 
-def shipped_configs(
-    kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16", is_causal: bool = False
-) -> list[dict[str, int]]:
+def shipped_configs(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16") -> list[dict[str, int]]:
     """The configurations that autotuning would try on ``arch``, the default first."""
     family: TileFamily = KERNELS[kernel][0]
     major = int(arch[3:]) // 10 if arch.startswith("sm_") else None
     limit = SHARED_LIMIT.get(arch, SMALL_SHARED_LIMIT)
-    problem = Problem(head_dim, itemsize(dtype), is_causal, major, limit)
+    problem = Problem(head_dim, itemsize(dtype), major, limit)
     return fitting_settings(family, problem)
 
 

@@ -36,16 +36,12 @@ def _bwd_keys(
     p_dmeasure,
     o_bias,  # [ROWS, BK]
     m_row,  # [ROWS]
-    i_last,  # last key that the tile's first position sees
-    begin,
     end,
     D: tl.constexpr,
-    KC: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     UNIFORM: tl.constexpr,
     NEEDS_MEASURE: tl.constexpr,
-    MASKED: tl.constexpr,
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -53,8 +49,8 @@ def _bwd_keys(
     o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
     b_p = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])  # half the bias and row term of the next key tile
     if HAS_BIAS:
-        b_p += tl.load(p_bias + begin + o_bias)
-    for j in tl.range(begin, end, BK):
+        b_p += tl.load(p_bias + o_bias)
+    for j in tl.range(0, end, BK):
         b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
         b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
         b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
@@ -62,11 +58,6 @@ def _bwd_keys(
         b_t = gelu_gate(b_s, GELU)
         b_h = b_s * b_t + b_s
         b_ds = b_dh * gelu_slope(b_s, b_t, GELU)
-        if MASKED:
-            o_last = i_last + tl.arange(0, b_q.shape[0]) // KC  # [ROWS]
-            visible = (j + o_k)[None, :] <= o_last[:, None]
-            b_h = tl.where(visible, b_h, 0.0)
-            b_ds = tl.where(visible, b_ds, 0.0)
         b_dq += tl.sum(b_ds, 1)
         b_h, b_ds = b_h.to(b_u.dtype), b_ds.to(b_u.dtype)
         b_acc = tl.dot(b_h, b_v, b_acc, input_precision=PRECISION)
@@ -157,21 +148,13 @@ def itnet_bwd_kernel(
     b_acc = tl.zeros([ROWS, D], tl.float32)
     b_dqv = tl.zeros([ROWS, D], tl.float32)
     b_dq = tl.zeros([ROWS], tl.float32)
-    i_last = i_first + causal_offset
     end = num_keys
-    if IS_CAUSAL:
-        end = ((i_last + 1) // BK) * BK  # every row sees these key tiles whole
+    if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
+        end = tl.minimum(i_first + BP, num_queries) + causal_offset
     b_acc, b_dqv, b_dq = _bwd_keys(
         b_acc, b_dqv, b_dq, b_qv, b_q, b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys, p_dmeasure,
-        o_bias, m_row, i_last, 0, end, D, KC, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, False, GELU, PRECISION,
+        o_bias, m_row, end, D, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, GELU, PRECISION,
     )  # fmt: skip
-    if IS_CAUSAL:
-        stop = tl.minimum(i_first + BP, num_queries) + causal_offset
-        b_acc, b_dqv, b_dq = _bwd_keys(
-            b_acc, b_dqv, b_dq, b_qv, b_q, b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys,
-            p_dmeasure, o_bias, m_row, i_last, end, stop, D, KC, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, True, GELU,
-            PRECISION,
-        )  # fmt: skip
 
     scale = tl.load(p_scale)
     tl.store(

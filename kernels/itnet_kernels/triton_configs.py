@@ -25,7 +25,6 @@ class TileConfig(NamedTuple):
 
     settings: dict[str, int]
     majors: tuple[int, ...] | None = None  # compute capabilities on which it does not spill; None: any device
-    causal: bool = True  # whether it leaves registers for the causal kernel's second loop
     float32: bool = True  # whether it leaves registers for float32 operands, which count three times (3xTF32)
 
 
@@ -43,7 +42,6 @@ class Problem(NamedTuple):
 
     head_dim: int
     itemsize: int  # bytes of an operand's element
-    is_causal: bool
     major: int | None  # compute capability of an NVIDIA device
     shared_limit: int  # bytes of shared memory that one program may use
 
@@ -64,7 +62,7 @@ BACKWARD = TileFamily(
     "backward",
     (*_FLAGS, "NEEDS_MEASURE"),
     (
-        TileConfig({"BK": 64, "num_warps": 8, "num_stages": 2}, majors=(9,), causal=False, float32=False),
+        TileConfig({"BK": 64, "num_warps": 8, "num_stages": 2}, majors=(9,), float32=False),
         TileConfig({"BK": 64, "num_warps": 8, "num_stages": 1}, majors=(9, 10), float32=False),
         TileConfig({"BK": 32, "num_warps": 8, "num_stages": 2}),
         TileConfig({"BK": 16, "num_warps": 4, "num_stages": 1}),
@@ -106,7 +104,6 @@ def fits(family: TileFamily, config: TileConfig, problem: Problem) -> bool:
         shared_memory_bytes(family, settings, problem) <= problem.shared_limit
         and accumulated <= 160 * 32 * settings["num_warps"]
         and (config.majors is None or problem.major in config.majors)
-        and (config.causal or not problem.is_causal)
         and (config.float32 or problem.itemsize == 2)
     )
 
@@ -162,9 +159,7 @@ def _prune(family: TileFamily, configs: list, arguments: dict) -> list:
     target = triton.runtime.driver.active.get_current_target()
     device = triton.runtime.driver.active.utils.get_device_properties(keys.device.index or 0)
     major = target.arch // 10 if target.backend == "cuda" else None
-    problem = Problem(
-        arguments["D"], keys.element_size(), arguments["IS_CAUSAL"], major, shared_limit=device["max_shared_mem"]
-    )
+    problem = Problem(arguments["D"], keys.element_size(), major, shared_limit=device["max_shared_mem"])
     fitting = fitting_settings(family, problem)
     if os.environ.get("ITNET_AUTOTUNE", "1") == "0" or torch.are_deterministic_algorithms_enabled():
         fitting = fitting[:1]

@@ -20,32 +20,25 @@ def _fwd_keys(
     p_values,
     p_bias,
     o_bias,  # [ROWS, BK]
-    i_last,  # last key that the tile's first position sees
-    begin,
     end,
     D: tl.constexpr,
-    KC: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     UNIFORM: tl.constexpr,
-    MASKED: tl.constexpr,
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     o_k = tl.arange(0, BK)
     o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
-    for j in tl.range(begin, end, BK):
+    for j in tl.range(0, end, BK):
         b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
         b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
         if HAS_BIAS:  # of the next tile: the load has the rest of this iteration to arrive
             b_p = tl.load(p_bias + (j + BK) + o_bias) + b_q[:, None]
         b_h = b_s * gelu_gate(b_s, GELU) + b_s
-        if MASKED:
-            o_last = i_last + tl.arange(0, b_q.shape[0]) // KC  # [ROWS]
-            b_h = tl.where((j + o_k)[None, :] <= o_last[:, None], b_h, 0.0)
         b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
         b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
-    return b_acc, b_p
+    return b_acc
 
 
 @autotune(FORWARD)
@@ -108,20 +101,12 @@ def itnet_fwd_kernel(
     if HAS_BIAS:
         b_p += tl.load(p_bias + o_bias)
     b_acc = tl.zeros([ROWS, D], tl.float32)
-    i_last = i_first + causal_offset
     end = num_keys
-    if IS_CAUSAL:
-        end = ((i_last + 1) // BK) * BK  # every row sees these key tiles whole
-    b_acc, b_p = _fwd_keys(
-        b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, i_last, 0, end,
-        D, KC, BK, HAS_BIAS, UNIFORM, False, GELU, PRECISION,
-    )  # fmt: skip
-    if IS_CAUSAL:
-        stop = tl.minimum(i_first + BP, num_queries) + causal_offset
-        b_acc, b_p = _fwd_keys(
-            b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, i_last, end, stop,
-            D, KC, BK, HAS_BIAS, UNIFORM, True, GELU, PRECISION,
-        )  # fmt: skip
+    if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
+        end = tl.minimum(i_first + BP, num_queries) + causal_offset
+    b_acc = _fwd_keys(
+        b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, end, D, BK, HAS_BIAS, UNIFORM, GELU, PRECISION
+    )
     b_acc *= tl.load(p_scale)
     o_out = (i_group.to(tl.int64) * num_queries + o_query) * W + o_unit  # [ROWS]
     tl.store(p_moments + o_out[:, None] * D + o_d, b_acc.to(p_moments.dtype.element_ty), mask=m_row[:, None])

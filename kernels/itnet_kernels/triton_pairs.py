@@ -25,6 +25,8 @@ from .triton_configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is
 from .triton_forward import itnet_fwd_kernel
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
+# Bias of a key that its query does not see: every form of GELU in triton_gelu.py, and its slope, is exactly 0 there.
+_HIDDEN = -(2.0**14)
 WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
 
 
@@ -112,13 +114,21 @@ class TritonPairs:
             yield slice(start, min(start + size, samples.stop))
 
     def _bias_tile(self, bias: PositionBias | None, start: int, stop: int) -> Tensor | None:
-        """Half of P, padded: [t, w, padded_keys], with one key tile more behind it, which the kernels may prefetch."""
-        if bias is None:
+        """Half of P, padded: [t, w, padded_keys], with one key tile more behind it, which the kernels may prefetch.
+
+        A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
+        """
+        if bias is None and not self.inputs.is_causal:
             return None
         shape = (stop - start, self.width, self.padded_keys)
         flat = self.keys.new_zeros(math.prod(shape) + KEY_MULTIPLE, dtype=self.bias_dtype)
         tile = flat[:-KEY_MULTIPLE].view(shape)
-        tile[..., : self.num_keys] = bias.tile(start, stop).mul_(0.5)
+        if bias is not None:
+            tile[..., : self.num_keys] = bias.tile(start, stop).mul_(0.5)
+        if self.inputs.is_causal:
+            key = torch.arange(self.padded_keys, device=tile.device)
+            last = torch.arange(start, stop, device=tile.device) + (self.num_keys - self.num_queries)
+            tile.masked_fill_((key > last[:, None]).unsqueeze(1), _HIDDEN)
         return tile
 
     def _launch_arguments(self, samples: slice, start: int, stop: int) -> dict:

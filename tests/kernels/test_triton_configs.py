@@ -21,7 +21,7 @@ from itnet_kernels.triton_configs import (
 from itnet_kernels.triton_forward import itnet_fwd_kernel
 
 FAMILIES = [FORWARD, BACKWARD]
-HOPPER = Problem(head_dim=64, itemsize=2, is_causal=False, major=9, shared_limit=232448)
+HOPPER = Problem(head_dim=64, itemsize=2, major=9, shared_limit=232448)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -44,11 +44,6 @@ def test_what_fits_stays_within_the_limit(family, limit, head_dim):
     smallest = family.configs[-1].settings
     assert all(s == smallest or shared_memory_bytes(family, s, problem) <= limit for s in fitting)
     assert first == next(config.settings for config in family.configs if config.settings in fitting)
-
-
-def test_causal_backward_avoids_the_tile_that_spills():
-    full, causal = (fitting_settings(BACKWARD, HOPPER._replace(is_causal=c)) for c in (False, True))
-    assert full[0]["num_stages"] == 2 and causal[0]["num_stages"] == 1
 
 
 def test_pinned(monkeypatch):
