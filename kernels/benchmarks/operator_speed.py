@@ -29,7 +29,7 @@ class Shape:
 
 
 PAPER_SMALL = Shape(batch=4, n=196, heads=6, head_dim=64, width=128)  # one layer of ITNet-S on a 224-pixel image
-LARGEST_REFERENCE = Shape(batch=1, n=100, heads=6, head_dim=64, width=128)  # K_ij alone takes 1 GB
+LARGEST_REFERENCE = Shape(batch=1, n=144, heads=6, head_dim=64, width=128)  # K_ij alone takes 2 GB; ten seconds
 
 
 def patch_grid(n: int) -> Tensor:
@@ -134,7 +134,7 @@ def memory_per_token() -> dict[str, float]:
     Per token means what one more token costs, (peak(2n) - peak(n)) / tokens between them: the workspace of the tiles
     is a constant that would hide it at small n.
     """
-    batch, lengths = 16, (256, 512, 1024, 2048)
+    batch, lengths = 32, (256, 512, 1024, 2048)
     peaks = {n: peak_bytes("memory_probe", str(batch), str(n)) for n in lengths}
     marginal = [(peaks[2 * n] - peaks[n]) / (batch * n) for n in lengths[:-1]]
     return {

@@ -36,10 +36,15 @@ def median_ratio(numerator: list[float], denominator: list[float]) -> float:
 
 
 def peak_bytes(module: str, *arguments: str) -> int:
-    """Growth of the peak resident memory while ``module`` runs its work in a process of its own."""
+    """Growth of the peak resident memory while ``module`` runs its work in a process of its own.
+
+    Freed tensors go back to the system at once there: memory that the C library keeps for later would otherwise hide
+    what is allocated next.
+    """
     command = [sys.executable, "-m", module, *arguments]
     here = os.path.dirname(os.path.abspath(__file__))
-    out = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    out = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
     return int(out.stdout.split()[-1])
 
 
