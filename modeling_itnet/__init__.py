@@ -35,10 +35,12 @@ from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .multimodal_checkpoints import from_image_and_text_checkpoints
 from .operator import ITNetFourierFeatures, ITNetOperator
 from .optimization import optimizer_param_groups
+from .pipelines import register_pipelines
 from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
 from .spectrum import KernelSpectrum, kernel_spectrum
 
 register_auto_classes()
+register_pipelines()
 
 __all__ = [
     "ITNetConfig",

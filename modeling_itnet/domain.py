@@ -66,6 +66,14 @@ def check_mask(mask: Tensor, batch: int, count: int) -> Tensor:
     return mask
 
 
+def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
+    """Indices of an embedding of ``count`` rows; says which are out of its range, and what sets that range."""
+    if can_read_values(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise ValueError(f"`{name}` hold {worst}, but `{limit}` is {count}: they must be from 0 to {count - 1}")
+    return ids
+
+
 def can_read_values(tensor: Tensor) -> bool:
     """Whether a check may look at values: not while tracing, and not where it would wait for a device."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -107,6 +107,7 @@ class ITNetQueryLayer(nn.Module):
     """
 )
 class ITNetForSignalRegression(ITNetPreTrainedModel):
+    main_input_name = "signal_values"
     accepts_loss_kwargs = False  # the loss is a mean over points
 
     def __init__(self, config: ITNetConfig):

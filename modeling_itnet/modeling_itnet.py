@@ -56,7 +56,12 @@ class ITNetPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
-        """As in the base class. An integration mode whose parameters the checkpoint lacks is an error."""
+        """
+        As in the base class, but from safetensors files only: loading a pickle can run whatever code it holds. An
+        integration mode whose parameters the checkpoint lacks is an error.
+        """
+        if kwargs.setdefault("use_safetensors", True) is False:
+            raise ValueError("`use_safetensors` (False) must be True: weights are loaded from safetensors files only")
         model, info = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
         )

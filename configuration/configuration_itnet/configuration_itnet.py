@@ -227,6 +227,14 @@ class ITNetConfig(PreTrainedConfig):
 
     model_type: ClassVar[str] = "itnet"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # Tensor parallelism: the feed-forward network by hidden units, the two projections by input features. Kernels are
+    # on every rank.
+    base_model_tp_plan: ClassVar[dict[str, str]] = {
+        "layers.*.operator.output": "rowwise_rep",
+        "layers.*.operator.residual": "rowwise_rep",
+        "layers.*.feed_forward.expand": "colwise",
+        "layers.*.feed_forward.contract": "rowwise",
+    }
 
     modality: Literal["image", "text", "multimodal", "point_cloud", "graph", "signal"] = "image"
 
@@ -328,8 +336,13 @@ class ITNetConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":
         """
         As in the base class, except that keyword arguments naming fields of this class take part in construction. The
-        base class assigns them afterwards, where nothing derives from them and nothing validates them.
+        base class assigns them afterwards, where nothing derives from them and nothing validates them. And the
+        configuration of another model is an error, not a warning.
         """
+        if config_dict.get("model_type", cls.model_type) != cls.model_type:
+            raise ValueError(
+                f"the configuration is that of a model of type {config_dict['model_type']!r}, not {cls.model_type!r}"
+            )
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
         given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
         return super().from_dict({**config_dict, **given}, **kwargs)

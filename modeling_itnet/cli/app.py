@@ -60,9 +60,6 @@ def load_config(name: str, **overrides) -> ITNetConfig:
         raise ValueError(
             f"{', '.join(overrides)} cannot be changed: {name} is a checkpoint with its own configuration"
         )
-    values, _ = ITNetConfig.get_config_dict(name)
-    if values.get("model_type") != "itnet":
-        raise ValueError(f"{name} holds a model of type {values.get('model_type')!r}, not 'itnet'")
     return ITNetConfig.from_pretrained(name)
 
 

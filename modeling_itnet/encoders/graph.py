@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, can_read_values, check_mask, uniform_measure
+from ..domain import Signal, can_read_values, check_ids, check_mask, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -90,7 +90,7 @@ class ITNetGraphEncoder(nn.Module):
         if self.main_input_name == "node_types":
             if given.dim() != 2 or given.is_floating_point():
                 raise ValueError(f"`node_types` {list(given.shape)} ({given.dtype}) must be integers [batch, nodes]")
-            return given
+            return check_ids(given, self.embedding.weight.shape[0], "node_types", "num_node_types")
         size = self.embedding.in_features
         if given.dim() != 3 or given.shape[2] != size or given.shape[1] == 0:
             raise ValueError(

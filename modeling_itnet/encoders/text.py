@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, check_mask, uniform_measure
+from ..domain import Signal, check_ids, check_mask, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -59,7 +59,9 @@ class ITNetTextEncoder(nn.Module):
             raise ValueError("`input_ids` holds no token; a text needs at least one")
         if token_type_ids is None:
             token_type_ids = torch.zeros(1, count, dtype=torch.long, device=features.device)
-        features = features + self.token_type_embeddings(token_type_ids)
+        types = self.token_type_embeddings
+        check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
+        features = features + types(token_type_ids)
         positions = self.positions(batch, count, attention_mask, position_ids, features.device)
         features = features + self.position_projection(fourier(positions).to(features.dtype))
         return Signal(self.dropout(features), positions, uniform_measure(features, attention_mask))
@@ -67,7 +69,8 @@ class ITNetTextEncoder(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
-        return self.word_embeddings(input_ids)
+        words = self.word_embeddings
+        return words(check_ids(input_ids, words.weight.shape[0], "input_ids", "vocab_size"))
 
     def positions(self, batch: int, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""
