@@ -53,10 +53,13 @@ class ITNetTextEncoder(nn.Module):
         token_type_ids: Tensor | None = None,  # [B, n]
         position_ids: Tensor | None = None,  # [n] or [B, n], from 0
     ) -> Signal:
-        features = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        features = self.embed(input_ids) if inputs_embeds is None else self._check_embeddings(inputs_embeds)
         batch, count = features.shape[:2]
         if count == 0:
             raise ValueError("`input_ids` holds no token; a text needs at least one")
+        for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+            if ids is not None and list(ids.shape) not in ([batch, count], [1, count], [count]):
+                raise ValueError(f"`{name}` {list(ids.shape)} must be [{batch}, {count}]: one for each token")
         if token_type_ids is None:
             token_type_ids = torch.zeros(1, count, dtype=torch.long, device=features.device)
         types = self.token_type_embeddings
@@ -71,6 +74,12 @@ class ITNetTextEncoder(nn.Module):
             raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
         words = self.word_embeddings
         return words(check_ids(input_ids, words.weight.shape[0], "input_ids", "vocab_size"))
+
+    def _check_embeddings(self, embeddings: Tensor) -> Tensor:
+        width = self.position_projection.out_features
+        if embeddings.dim() != 3 or embeddings.shape[-1] != width:
+            raise ValueError(f"`inputs_embeds` {list(embeddings.shape)} must be [batch, tokens, {width}]")
+        return embeddings
 
     def positions(self, batch: int, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""

@@ -134,6 +134,21 @@ class TestText:
         table = model.encoder.token_type_embeddings.weight
         assert_same(ones.features - zeros.features, (table[1] - table[0]).expand(2, 4, 16))
 
+    @pytest.mark.parametrize(
+        ("inputs", "message"),
+        [
+            ({"token_type_ids": torch.zeros(2, 3, dtype=torch.long)}, r"`token_type_ids` \[2, 3\] must be \[2, 4\]"),
+            ({"position_ids": torch.zeros(3, 4)}, r"`position_ids` \[3, 4\] must be \[2, 4\]"),
+            ({"inputs_embeds": torch.zeros(2, 4, 5)}, r"`inputs_embeds` \[2, 4, 5\] must be \[batch, tokens, 16\]"),
+            ({"inputs_embeds": torch.zeros(4, 16)}, r"`inputs_embeds` \[4, 16\] must be"),
+        ],
+    )
+    def test_wrong_shapes(self, tiny_model, inputs, message):
+        if "inputs_embeds" not in inputs:
+            inputs = inputs | {"input_ids": torch.tensor(self.IDS)}
+        with pytest.raises(ValueError, match=message):
+            encode(tiny_model("text"), **inputs)
+
     def test_positions_without_a_mask(self, tiny_model):
         assert_same(self.positions(tiny_model("text")), torch.tensor([0.25, 0.5, 0.75, 1.0]), atol=1e-7)
 
