@@ -33,7 +33,7 @@ bench: $(STAMP) ## measure speed and memory of the operator
 
 modes: $(STAMP) ## measure whole models in every integration mode beside attention (slow)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
-	@$(BIN)/python kernels/benchmarks/run.py --modes --rounds 5
+	@$(BIN)/python kernels/benchmarks/run.py --modes --rounds 3
 
 bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
 	@$(BIN)/python kernels/benchmarks/gpu.py

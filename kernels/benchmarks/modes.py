@@ -146,6 +146,28 @@ def mode_table(results: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def mode_summary(results: dict) -> str:
+    """The table, the goals beside it that are not relative to SDPA, and the machine."""
+    system, longest = results["machine"], results["longest"]
+    over_exact = []
+    for label, row in results["speed"].items():
+        kind, n = label.split(", n = ")
+        if kind == "forward" and "exact" in row:
+            goal = 0.7 * int(n) / ITNET["mc-128"]["num_samples"]
+            over_exact.append(f"{row['mc-128']['speed_over_exact']:.2f} at n = {n} (goal {goal:.2f})")
+    return "\n".join(
+        [
+            mode_table(results["speed"]),
+            "",
+            f"Low rank, forward: time at n = {2 * longest} / time at n = {longest}: "
+            f"{results['low_rank_time_doubling']:.2f} (goal 2.2).",
+            f"mc-128 at evaluation, speed over exact: {', '.join(over_exact)}.",
+            f"({results['layers']} layers; {system['threads']} threads of {system['instructions']}, torch "
+            f"{system['torch']}; medians of {results['rounds']} interleaved rounds.)",
+        ]
+    )
+
+
 def main(name: str, kind: str, n: str, layers: str) -> None:
     contestant(name, 64 if int(n) != IMAGE_POSITIONS else IMAGE_POSITIONS, 1).run(kind)  # libraries load
     with PeakMemory() as memory:

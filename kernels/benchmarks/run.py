@@ -69,26 +69,16 @@ def write(name: str, results: dict, page: Path, text: str) -> None:
 
 
 def run_modes(arguments: argparse.Namespace) -> None:
-    from modes import KINDS, LENGTHS, growth, mode_speed, mode_table
+    from modes import KINDS, LENGTHS, growth, mode_speed, mode_summary
 
     lengths = tuple(arguments.lengths or LENGTHS)
-    results = {"machine": machine(), "rounds": arguments.rounds, "layers": arguments.layers}
+    results = {"machine": machine(), "rounds": arguments.rounds, "layers": arguments.layers, "longest": max(lengths)}
     with Progress(transient=True) as progress:
         task = progress.add_task("modes", total=len(lengths) * len(KINDS) + 1)
         advance = lambda: progress.advance(task)  # noqa: E731
         results["speed"] = mode_speed(arguments.rounds, arguments.layers, lengths, advance)
         results |= growth(arguments.rounds, arguments.layers, max(lengths))
-    system = results["machine"]
-    text = "\n".join(
-        [
-            mode_table(results["speed"]),
-            "",
-            f"Low rank, forward: time at n = {2 * max(lengths)} / time at n = {max(lengths)}: "
-            f"{results['low_rank_time_doubling']:.2f}.",
-            f"({arguments.layers} layers; {system['threads']} threads of {system['instructions']}, torch "
-            f"{system['torch']}; medians of {arguments.rounds} interleaved rounds.)",
-        ]
-    )
+    text = mode_summary(results)
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if not arguments.no_write:
         write("modes_cpu.json", results, INTEGRATION, text)
