@@ -115,9 +115,9 @@ def main() -> None:
     assert torch.equal(logits, logits_again), "the reloaded model must give the same logits"
     print(f"Saved to {args.output_dir}; reloaded, it gives identical logits")
 
-    # 5. How the first layer couples four patches of a test image to all others.
+    # 5. How the middle layer couples three patches of an ankle boot, and [CLS], to all patches.
     path = args.output_dir / "kernels.png"
-    plot_image_kernel(model, pixel_values[0], path, queries=[(0, 1), (1, 3), (2, 1), (3, 2)])
+    plot_image_kernel(model, pixel_values[9], path, queries=[(1, 2), (2, 1), (3, 2), "cls"], layer=1)
     print(f"Kernels drawn in {path}")
 
 
