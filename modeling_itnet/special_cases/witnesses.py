@@ -168,7 +168,7 @@ def high_rank(states: int, count: int = 64) -> Witness:
         f"Theorem 3, strictness: H_{states}",
         f"H_n(u)(t) = ∫ Σ_(k≤n+1) φ_k(t) φ_k(s) u(s) ds, n = {states}",
         _difference(operator(u, t), formula),
-        f"{states} states give a Hankel block of rank ≤ {states}; σ_{states + 1} / σ_1 of H_{states}",
+        f"a state of size {states} gives a Hankel block of rank ≤ {states}; σ_{states + 1} / σ_1 of H_{states}",
         float(hankel[states] / hankel[0]),
         1e-6,
     )

@@ -1,0 +1,75 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The kernels of nonlinear recurrences exactly as the paper prints them, to measure how far they are from the modules.
+
+Gates and states come from the true trajectory; one layer, one direction, no initial state, as in the paper.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from .operator import IntegralOperator
+from .state_space import Trajectory, TransitionKernel
+
+
+def printed_rnn(module: nn.RNN, u: Tensor) -> Tensor:
+    """Eq. discrete_nonlinear_kernel: [product over s < tau <= t of diag(tanh'(a_tau)) W_h] W_u. u [B, T, d]."""
+    w_ih, w_hh, bias = _weights(module)
+    hidden = torch.cat([u.new_zeros(len(u), 1, module.hidden_size), module(u)[0][:, :-1]], 1)  # h_(t-1)
+    slope = 1 - (u @ w_ih.T + hidden @ w_hh.T + bias).tanh().square()  # [B, T, n]
+    identity = torch.eye(module.hidden_size).to(u).expand(*slope.shape, -1)
+    return _integrate(u, Trajectory(slope.unsqueeze(-1) * w_hh, w_ih.expand(*u.shape[:2], -1, -1), identity))
+
+
+def printed_lstm(module: nn.LSTM, u: Tensor) -> Tensor:
+    """Eq. lstm_kernel: diag(o_t) tanh'(c_t) diag(product of f) diag(i_s) W_c, with W_c u_s for the candidate."""
+    w_ih, w_hh, bias = _weights(module)
+    hidden = cell = u.new_zeros(len(u), module.hidden_size)
+    a, b, c = [], [], []
+    for u_t in u.unbind(1):
+        i, f, candidate, o = (linear(u_t, w_ih) + linear(hidden, w_hh) + bias).chunk(4, dim=-1)
+        i, f, o = i.sigmoid(), f.sigmoid(), o.sigmoid()
+        cell = f * cell + i * candidate.tanh()
+        hidden = o * cell.tanh()
+        a.append(torch.diag_embed(f))
+        b.append(i.unsqueeze(-1) * w_ih.chunk(4)[2])
+        c.append(torch.diag_embed(o * (1 - cell.tanh().square())))
+    return _integrate(u, Trajectory(*(torch.stack(t, 1) for t in (a, b, c))))
+
+
+def printed_gru(module: nn.GRU, u: Tensor) -> Tensor:
+    """Prop. gru: diag(product of (1 - z)) diag(z_s) W_h, with W_h u_s as candidate; the paper's z is 1 - torch's."""
+    w_ih, w_hh, bias = _weights(module)
+    hidden = torch.cat([u.new_zeros(len(u), 1, module.hidden_size), module(u)[0][:, :-1]], 1)
+    gates = linear(u, w_ih) + linear(hidden, w_hh) + bias
+    keep = gates.chunk(3, dim=-1)[1].sigmoid()  # [B, T, n]
+    write = (1 - keep).unsqueeze(-1) * w_ih.chunk(3)[2]
+    identity = torch.eye(module.hidden_size).to(u).expand(*keep.shape, -1)
+    return _integrate(u, Trajectory(torch.diag_embed(keep), write, identity))
+
+
+PRINTED = {nn.RNN: printed_rnn, nn.LSTM: printed_lstm, nn.GRU: printed_gru}
+
+
+def _weights(module: nn.RNNBase) -> tuple[Tensor, Tensor, Tensor]:
+    """W_ih, W_hh and the sum of both biases, 0 if there are none."""
+    w_ih, w_hh = module.weight_ih_l0, module.weight_hh_l0
+    return w_ih, w_hh, module.bias_ih_l0 + module.bias_hh_l0 if module.bias else w_ih.new_zeros(len(w_ih))
+
+
+def _integrate(u: Tensor, system: Trajectory) -> Tensor:
+    kernel = TransitionKernel(system.c.shape[2], u.shape[2], system.a.shape[2])
+    times = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
+    return IntegralOperator(kernel, is_causal=True, measure="counting")(u, times, context=system)
