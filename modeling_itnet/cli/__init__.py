@@ -13,7 +13,7 @@
 # limitations under the License.
 """The ``itnet`` command. ``itnet --help`` lists what it does; one file per group of sub-commands."""
 
-from . import bench, checkpoints, info, kernels, verify
+from . import bench, checkpoints, info, kernels, train, verify
 from .app import app
 
 
@@ -21,4 +21,4 @@ def main() -> None:
     app()
 
 
-__all__ = ["app", "bench", "checkpoints", "info", "kernels", "main", "verify"]
+__all__ = ["app", "bench", "checkpoints", "info", "kernels", "main", "train", "verify"]

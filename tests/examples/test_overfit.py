@@ -1,19 +1,27 @@
 """Every head learns 32 real examples by heart. Needs the data sets beside the repository; skips without them."""
 
 import io
-import sys
+import random
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from transformers import BertTokenizer
 
 from modeling_itnet import (
     ITNetConfig,
+    ITNetForGraphClassification,
     ITNetForImagesAndTextClassification,
+    ITNetForPointCloudClassification,
     ITNetForQuestionAnswering,
     ITNetForTokenClassification,
+    ITNetForVisualQuestionAnswering,
+    ITNetGraphProcessor,
     ITNetImageProcessor,
+    ITNetPointCloudProcessor,
     ITNetProcessor,
 )
 
@@ -23,18 +31,14 @@ COUNT = 32
 # One narrow layer without dropout, and a kernel that matters from the start.
 SIZE = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "kernel_hidden_size": 16, "rank": 8}
 SIZE |= {"num_fourier_features": 8, "kernel_init_scale": 1.0, "integration_mode": "exact"}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "embedding_dropout_prob": 0.0, "drop_path_rate": 0.0}
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 
 
-@pytest.fixture(scope="module")
-def small_tasks():
-    sys.path.insert(0, str(ROOT / "examples"))
-    try:
-        import small_tasks
-    finally:
-        sys.path.remove(str(ROOT / "examples"))
-    return small_tasks
+def read(*names: str, count: int | None = None) -> list[dict]:
+    """The first rows of a parquet file."""
+    return pq.read_table(DATA.joinpath(*names)).slice(0, count).to_pylist()
 
 
 def learn(model, inputs, correct, steps=150, learning_rate=1e-2):
@@ -59,29 +63,48 @@ def classes(inputs):
 
 
 @pytest.fixture(scope="module")
-def processor(small_tasks):
-    tokenizer = small_tasks.BertTokenizer(str(DATA / "wordpiece" / "vocab.txt"), model_max_length=64)
+def processor():
+    tokenizer = BertTokenizer(str(DATA / "wordpiece" / "vocab.txt"), model_max_length=64)
     return ITNetProcessor(ITNetImageProcessor(size={"height": 32, "width": 32}), tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("modelnet10", {"num_points": 24, "local_neighbors": 4}), ("mutag", {}), ("easy_vqa", {"image_size": 32})],
-)
-def test_small_tasks(small_tasks, name, settings):
-    task = small_tasks.TASKS[name](
-        DATA, COUNT, **{**SIZE, **settings}, **({"num_folds": 10**9} if name == "mutag" else {})
-    )
-    rows = task.train + (task.test if name == "mutag" else [])
-    assert len(rows) == COUNT
+def test_point_clouds():
+    rows = read("modelnet10", "train.parquet", count=COUNT)
+    clouds = [np.array(row["points"], dtype=np.float32) for row in rows]
+    inputs = dict(ITNetPointCloudProcessor(num_points=24)(clouds, return_tensors="pt"))
+    inputs["labels"] = torch.tensor([row["label"] for row in rows])
+    settings = {**SIZE, **NO_DROPOUT, "local_neighbors": 4, "fourier_scale": 1.0}
     torch.manual_seed(0)
-    inputs = task.collate(rows, False)
-    assert learn(task.make_model(), inputs, classes(inputs)) >= 0.99
+    model = ITNetForPointCloudClassification(ITNetConfig(modality="point_cloud", num_labels=10, **settings))
+    assert learn(model, inputs, classes(inputs)) >= 0.99
 
 
-def test_images_and_text(small_tasks, processor):
+def test_graphs():
+    rows = read("graphs", "mutag.parquet")
+    random.Random(0).shuffle(rows)
+    graphs = [{"edge_index": r["edge_index"], "node_types": r["node_label"], "y": r["y"]} for r in rows[:COUNT]]
+    inputs = dict(ITNetGraphProcessor()(graphs, return_tensors="pt"))
+    config = ITNetConfig(modality="graph", num_node_types=7, fourier_scale=1.0, **SIZE, **NO_DROPOUT)
+    torch.manual_seed(0)
+    assert learn(ITNetForGraphClassification(config), inputs, classes(inputs)) >= 0.99
+
+
+def test_visual_question_answering(processor):
+    rows = read("easy_vqa", "train.parquet")
+    rows = [row for row in rows if not row["question"].startswith(("is ", "does ", "do "))]
+    random.Random(0).shuffle(rows)  # they are sorted by image
+    images = [Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB") for row in rows[:COUNT]]
+    inputs = dict(processor(images, [row["question"] for row in rows[:COUNT]], return_tensors="pt"))
+    inputs["labels"] = torch.tensor([row["answer"] for row in rows[:COUNT]])
+    settings = {**SIZE, **NO_DROPOUT, "image_size": 32, "measure": "balanced", "num_labels": 13}
+    torch.manual_seed(0)
+    model = ITNetForVisualQuestionAnswering(ITNetConfig(modality="multimodal", patch_size=16, **settings))
+    assert learn(model, inputs, classes(inputs)) >= 0.99
+
+
+def test_images_and_text(processor):
     """NLVR: the left and the right half of the picture are the two images."""
-    rows = small_tasks.read(DATA / "nlvr" / "train.parquet", 6 * COUNT)[::6]  # one of six permutations
+    rows = read("nlvr", "train.parquet", count=6 * COUNT)[::6]  # one of six permutations
     images = []
     for row in rows:
         picture = Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")
@@ -95,19 +118,16 @@ def test_images_and_text(small_tasks, processor):
     assert learn(ITNetForImagesAndTextClassification(config), inputs, classes(inputs)) >= 0.99
 
 
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "embedding_dropout_prob": 0.0, "drop_path_rate": 0.0}
-
-
-def questions(small_tasks, processor):
-    rows = small_tasks.read(DATA / "glue" / "qnli" / "validation.parquet")
+def questions(processor):
+    rows = read("glue", "qnli", "validation.parquet")
     rows = [row for row in rows if row["label"] == 0 and len(row["sentence"]) < 120][:COUNT]
     inputs = processor.tokenizer([row["question"] for row in rows], [row["sentence"] for row in rows], padding=True)
     return {name: torch.tensor(value) for name, value in inputs.items()}
 
 
-def test_question_answering(small_tasks, processor):
+def test_question_answering(processor):
     """QNLI has no spans: the answer is the longest word of the sentence that the question does not hold."""
-    inputs = questions(small_tasks, processor)
+    inputs = questions(processor)
     starts = []
     for ids, kinds in zip(inputs["input_ids"].tolist(), inputs["token_type_ids"].tolist(), strict=True):
         second = [i for i, kind in enumerate(kinds) if kind == 1 and ids[i] not in ids[: kinds.index(1)]]
@@ -124,9 +144,9 @@ def test_question_answering(small_tasks, processor):
     assert learn(ITNetForQuestionAnswering(config), inputs, correct) >= 0.99
 
 
-def test_token_classification(small_tasks, processor):
+def test_token_classification(processor):
     """Which tokens of a sentence also occur in the question?"""
-    inputs = questions(small_tasks, processor)
+    inputs = questions(processor)
     ids, kinds, mask = inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"]
     in_question = ((ids.unsqueeze(2) == ids.unsqueeze(1)) & ((kinds == 0) & (mask == 1)).unsqueeze(1)).any(2)
     labels = in_question.long().where((kinds == 1) & (mask == 1), -100)

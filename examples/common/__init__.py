@@ -1,0 +1,1 @@
+"""What the run_*.py scripts share: arguments, data, models and peers, metrics, the Trainer, records of results."""

@@ -1,0 +1,51 @@
+"""What visual question answering and NLVR share: arguments, models, and rows to batches of images and text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from modeling_itnet import ITNetConfig, ITNetImageProcessor, ITNetProcessor, from_image_and_text_checkpoints
+
+from .arguments import DataArguments, ModelArguments
+from .runs import build_model
+
+
+@dataclass
+class ImageTextDataArguments(DataArguments):
+    tokenizer: str = field(default="train", metadata={"help": "vocab.txt, folder, Hub id, or train."})
+    vocab_size: int = field(default=8192, metadata={"help": "Size of a vocabulary that is trained."})
+    max_seq_length: int = field(default=64, metadata={"help": "Longer texts are cut."})
+
+
+@dataclass
+class ImageTextModelArguments(ModelArguments):
+    image_checkpoint: str | None = field(default=None, metadata={"help": "ITNet of images to start from."})
+    text_checkpoint: str | None = field(default=None, metadata={"help": "ITNet of text to start from."})
+
+
+def build_image_text_model(arguments: ImageTextModelArguments, classes: dict[str, tuple], config: ITNetConfig):
+    """A new model, one of a checkpoint, or one of an image and a text checkpoint (App. train_vqa)."""
+    checkpoints = (arguments.image_checkpoint, arguments.text_checkpoint)
+    if checkpoints == (None, None):
+        return build_model(arguments, classes, config)
+    if None in checkpoints or arguments.model_type != "itnet":
+        raise ValueError("`image_checkpoint` and `text_checkpoint` go together, and with `model_type` itnet only")
+    labels = {"id2label": config.id2label, "label2id": config.label2id, "measure": config.measure}
+    return from_image_and_text_checkpoints(classes["itnet"][0], *checkpoints, **labels)
+
+
+class ImageTextCollator:
+    """Rows to pixel values, token ids and labels. ``images`` gives the picture of a row, or its list of pictures."""
+
+    def __init__(self, processor: ITNetProcessor, images: Callable, text: str, labels: Callable):
+        self.processor, self.images, self.text, self.labels = processor, images, text, labels
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        images = [self.images(row) for row in rows]
+        batch = self.processor(images, [row[self.text] for row in rows], return_tensors="pt", truncation=True)
+        return {**batch, "labels": self.labels(rows)}
+
+
+def make_processor(config: ITNetConfig, tokenizer) -> ITNetProcessor:
+    return ITNetProcessor(ITNetImageProcessor.from_model_config(config), tokenizer)

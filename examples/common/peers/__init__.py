@@ -1,0 +1,13 @@
+"""Models to compare with, of the layers, width, heads and dropout of an ITNetConfig.
+
+Those of Transformers come as functions from an ITNetConfig to their own configuration; the rest are small modules that
+take an ITNetConfig and the same batches as ITNet, and return a loss and logits as Transformers' models do.
+"""
+
+from .convnet import ConvNet
+from .gin import GIN
+from .point_net import PointNet
+from .point_transformer import PointTransformer
+from .transformers_configs import bert_config, vilt_config, vit_config
+
+__all__ = ["GIN", "ConvNet", "PointNet", "PointTransformer", "bert_config", "vilt_config", "vit_config"]

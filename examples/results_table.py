@@ -1,0 +1,81 @@
+"""Writes docs/results.md from the logs in docs/results/.
+
+python examples/results_table.py           # write
+python examples/results_table.py --check   # fail if the page and the logs disagree
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+from results_grid import RESULTS, ROOT, TABLES, Row, Run, Table
+
+PAGE = ROOT / "docs" / "results.md"
+NOTES = RESULTS / "notes.md"
+
+
+def logs(table: Table, row: Row) -> list[dict]:
+    """What was recorded for a row, by seed."""
+    paths = (Run(table, row, seed).path for seed in range(row.seeds))
+    return [json.loads(path.read_text()) for path in paths if path.is_file()]
+
+
+def spread(values: list[float], digits: int = 3) -> str:
+    """Mean and, of more than one value, sample standard deviation."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def line(table: Table, row: Row) -> list[str]:
+    found = logs(table, row)
+    if not found:
+        return [row.label, *["not run"] * len(table.metrics), "", "", "", f"0 of {row.seeds}"]
+    cells = [spread([log["metrics"][name] for log in found]) for name in table.metrics]
+    seconds = f"{statistics.mean(log['cpu_seconds'] for log in found):.0f}"
+    memory = f"{max(log['peak_memory_mb'] for log in found):,}"
+    return [row.label, *cells, f"{found[0]['parameters']:,}", seconds, memory, f"{len(found)} of {row.seeds}"]
+
+
+def section(table: Table) -> str:
+    headings = ["model", *table.metrics.values(), "parameters", "training, CPU s", "peak memory, MB", "seeds"]
+    if table.is_ablation:
+        headings[0] = "kernel"
+    rows = [headings, ["---"] * len(headings), *(line(table, row) for row in table.rows)]
+    found = [log for row in table.rows for log in logs(table, row)]
+    text = [f"### {table.title}", ""]
+    text += ["| " + " | ".join(cells) + " |" for cells in rows]
+    text += ["", f"`python examples/run_results.py --only '{table.name}.*'`; recipe `{table.recipe}`"]
+    if found:
+        text[-1] += f", {found[0]['steps']:,} steps, {found[0]['epochs']:g} epochs"
+    text[-1] += f". {table.note}" if table.note else "."
+    return "\n".join(text)
+
+
+def page() -> str:
+    done = [table for table in TABLES if any(logs(table, row) for row in table.rows)]
+    waiting = [table.title for table in TABLES if table not in done]
+    parts = [NOTES.read_text().strip(), "## Models and peers"]
+    parts += [section(table) for table in done if not table.is_ablation]
+    ablations = [section(table) for table in done if table.is_ablation]
+    parts += ["## Ablations", *ablations] if ablations else []
+    if waiting:
+        parts += [
+            "## Not run yet",
+            "In the grid of `examples/results_grid.py`, without a run: " + "; ".join(waiting) + ".",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if parser.parse_args().check:
+        if PAGE.read_text() != page():
+            sys.exit("docs/results.md does not match docs/results/: run python examples/results_table.py")
+        return
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

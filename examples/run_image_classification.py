@@ -1,0 +1,86 @@
+"""Image classification with ITNet, a ViT or a ConvNet.
+
+python examples/run_image_classification.py configuration/recipes/cifar10-cpu.yaml --dataset ../shared/data/cifar10
+python examples/run_image_classification.py configuration/recipes/imagenet-base.yaml --output_dir outputs/imagenet
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
+from common.augmentation import MixImages, augmentations, soft_cross_entropy
+from common.data import class_names, first_column, label_names, load_train_and_eval
+from common.metrics import class_metrics
+from common.peers import ConvNet, vit_config
+from common.runs import build_model, run, start
+from common.trainer import ExampleTrainer
+from transformers import ViTForImageClassification
+
+from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor
+
+MODELS = {
+    "itnet": (ITNetForImageClassification, lambda config: config),
+    "vit": (ViTForImageClassification, vit_config),
+    "convnet": (ConvNet, lambda config: config),
+}
+
+
+@dataclass
+class ImageDataArguments(DataArguments):
+    augmentation: str = field(default="light", metadata={"help": "none, flip, light (crop and flip) or rand."})
+    randaugment_magnitude: int = field(default=9, metadata={"help": "Magnitude of RandAugment, out of 30."})
+    mixup: float = field(default=0.0, metadata={"help": "Alpha of Mixup; 0 turns it off."})
+    cutmix: float = field(default=0.0, metadata={"help": "Alpha of CutMix; 0 turns it off."})
+    erasing: float = field(default=0.0, metadata={"help": "Probability of random erasing."})
+    smoothing: float = field(default=0.0, metadata={"help": "Label smoothing."})
+
+
+class ImageCollator:
+    """Rows to pixel values [B, C, H, W] and labels [B], augmented and mixed if told."""
+
+    def __init__(self, processor: ITNetImageProcessor, columns: tuple[str, str], augment=None, mix=None):
+        self.processor, self.columns, self.augment, self.mix = processor, columns, augment, mix
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        image, label = self.columns
+        mode = "L" if self.processor.num_channels == 1 else "RGB"
+        images = [row[image].convert(mode) for row in rows]
+        pixels = self.processor(images, return_tensors="pt", do_normalize=False)["pixel_values"]
+        labels = torch.tensor([row[label] for row in rows])
+        if self.augment is not None:
+            pixels = self.augment(pixels)
+            pixels, labels = self.mix(pixels, labels)
+        mean, std = (
+            torch.tensor(values).view(-1, 1, 1) for values in (self.processor.image_mean, self.processor.image_std)
+        )
+        return {"pixel_values": (pixels - mean) / std, "labels": labels}
+
+
+def main() -> None:
+    model_args, data_args, args = parse(ModelArguments, ImageDataArguments, ExampleTrainingArguments)
+    start(args)
+    train, test = load_train_and_eval(data_args)
+    columns = first_column(train, "image", "img"), first_column(train, "label", "fine_label")
+    config = model_args.config("image", **label_names(class_names(train, columns[1])))
+    model = build_model(model_args, MODELS, config)
+    processor = ITNetImageProcessor.from_model_config(config)
+    augment = augmentations(
+        config.image_shape, data_args.augmentation, data_args.randaugment_magnitude, data_args.erasing
+    )
+    mix = MixImages(data_args.mixup, data_args.cutmix, config.num_labels)
+    trainer = ExampleTrainer(
+        model=model,
+        args=args,
+        train_dataset=train,
+        eval_dataset=test,
+        data_collator=ImageCollator(processor, columns, augment, mix),
+        eval_collator=ImageCollator(processor, columns),
+        processing_class=processor,
+        compute_metrics=class_metrics("accuracy", from_hub=args.hub_metrics),
+        compute_loss_func=soft_cross_entropy(data_args.smoothing, config.proposal_loss_weight),
+    )
+    run(trainer, model_args, data_args, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Masked language modelling with ITNet or BERT, on lines of text, in one or two phases of growing length.
+
+python examples/run_mlm.py configuration/recipes/wikitext2-cpu.yaml --dataset ../shared/data/wikitext2
+torchrun --nproc_per_node 8 examples/run_mlm.py configuration/recipes/mlm-base.yaml --dataset ...
+
+15 % of the tokens are asked for; of these 80 % are replaced by [MASK], 10 % by another token, 10 % are kept. The texts
+are joined, a [SEP] after each, and cut into blocks: of --max_seq_length for --first_phase_steps steps, and of
+--second_seq_length from then on, within one schedule of the learning rate. --max_steps is the number of all steps.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
+from common.data import load_train_and_eval
+from common.peers import bert_config
+from common.runs import build_model, run, start
+from common.text import load_tokenizer
+from common.trainer import ExampleTrainer
+from datasets import Dataset
+from torch.utils.data import IterableDataset
+from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+
+from modeling_itnet import ITNetForMaskedLM
+
+MODELS = {"itnet": (ITNetForMaskedLM, lambda config: config), "bert": (BertForMaskedLM, bert_config)}
+
+
+@dataclass
+class MaskedLMArguments(DataArguments):
+    eval_split: str = field(default="validation", metadata={"help": "Split to evaluate on."})
+    text_column: str = field(default="text", metadata={"help": "Column of the text."})
+    tokenizer: str = field(default="train", metadata={"help": "vocab.txt, folder, Hub id, or train."})
+    vocab_size: int = field(default=30522, metadata={"help": "Size of a vocabulary that is trained."})
+    max_seq_length: int = field(default=128, metadata={"help": "Tokens per block, in the first phase."})
+    second_seq_length: int | None = field(default=None, metadata={"help": "Tokens per block in the second phase."})
+    first_phase_steps: int = field(default=0, metadata={"help": "Steps before the second phase."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+
+
+def token_stream(rows: Dataset, column: str, tokenizer: PreTrainedTokenizerBase, path: Path) -> np.ndarray:
+    """All tokens in one row, a [SEP] after each text; in a file, so that a corpus need not fit in memory: [N]."""
+    if not path.is_file():
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            for batch in rows.iter(batch_size=1000):
+                texts = [text for text in batch[column] if text.strip()]
+                for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []:
+                    np.array([*ids, tokenizer.sep_token_id], dtype=np.uint32).tofile(file)
+        part.rename(path)
+    return np.memmap(path, dtype=np.uint32, mode="r")
+
+
+def block(stream: np.ndarray, index: int, length: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+    """[CLS], ``length`` - 2 tokens of the stream, [SEP]."""
+    inner = length - 2
+    ids = stream[index * inner : (index + 1) * inner].tolist()
+    return {"input_ids": [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]}
+
+
+def blocks(stream: np.ndarray, length: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, list[int]]]:
+    return [block(stream, index, length, tokenizer) for index in range(len(stream) // (length - 2))]
+
+
+class PhasedBlocks(IterableDataset):
+    """Shuffled blocks without end: ``first_count`` short ones, then long ones. Any part of it can be made again."""
+
+    def __init__(self, stream, tokenizer, lengths: tuple[int, int], first_count: int, seed: int):
+        self.stream, self.tokenizer, self.lengths = stream, tokenizer, lengths
+        self.first_count, self.seed = first_count, seed
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        generator = np.random.default_rng(self.seed)
+        yielded = 0
+        for length, limit in zip(self.lengths, (self.first_count, math.inf), strict=True):
+            count = len(self.stream) // (length - 2)
+            while yielded < limit:
+                for index in generator.permutation(count):
+                    if yielded >= limit:
+                        break
+                    yielded += 1
+                    yield block(self.stream, int(index), length, self.tokenizer)
+
+
+class SeededMasking(DataCollatorForLanguageModeling):
+    """The same masks at every evaluation, whatever happened before."""
+
+    def __call__(self, features, return_tensors=None):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sum(features[0]["input_ids"]))
+            return super().__call__(features, return_tensors)
+
+
+def token_accuracy(prediction) -> dict[str, float]:
+    asked = prediction.label_ids != -100
+    return {"accuracy": float((prediction.predictions == prediction.label_ids)[asked].mean())}
+
+
+def main() -> None:
+    model_args, data_args, args = parse(ModelArguments, MaskedLMArguments, ExampleTrainingArguments)
+    start(args)
+    rows = load_train_and_eval(data_args)
+    lengths = (data_args.max_seq_length, data_args.second_seq_length or data_args.max_seq_length)
+    name = model_args.model_name_or_path or data_args.tokenizer
+    tokenizer = load_tokenizer(name, rows[0][data_args.text_column], data_args.vocab_size, max(lengths), args)
+    folder = Path(args.output_dir) / "tokens"
+    with args.main_process_first(desc="tokenising"):
+        folder.mkdir(parents=True, exist_ok=True)
+        train, test = (
+            token_stream(part, data_args.text_column, tokenizer, folder / f"{split}.bin")
+            for part, split in zip(rows, ("train", "eval"), strict=True)
+        )
+    if min(len(train), len(test)) < max(lengths) - 2:
+        raise ValueError(f"{len(train)} and {len(test)} tokens do not fill one block of {max(lengths)}")
+    batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if args.max_steps <= 0:  # the stream has no end: epochs become steps
+        args.max_steps = max(1, round(args.num_train_epochs * len(train) / (lengths[0] - 2) / batch))
+    first_steps = data_args.first_phase_steps if data_args.second_seq_length else 0
+    config = model_args.config("text", vocab_size=len(tokenizer), max_position_embeddings=max(lengths))
+    masking = {"tokenizer": tokenizer, "mlm_probability": data_args.mlm_probability}
+    trainer = ExampleTrainer(
+        model=build_model(model_args, MODELS, config),
+        args=args,
+        train_dataset=PhasedBlocks(train, tokenizer, lengths, first_steps * batch, args.seed),
+        eval_dataset=blocks(test, lengths[1], tokenizer),
+        data_collator=DataCollatorForLanguageModeling(**masking),
+        eval_collator=SeededMasking(**masking),
+        processing_class=tokenizer,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        compute_metrics=token_accuracy,
+    )
+    results = run(trainer, model_args, data_args, config)
+    print(f"perplexity {math.exp(results['metrics']['loss']):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Trains everything behind docs/results.md and writes it, run after run. Finished runs are skipped: restart at will.
+
+python examples/run_results.py --list
+python examples/run_results.py --only 'cifar10.*' 'darcy.*' --minutes 30
+"""
+
+import argparse
+import fnmatch
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from results_grid import Run, runs
+from results_table import PAGE, page
+
+from modeling_itnet.recipes import ROOT, find_recipe, read_recipe
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of table.row.seed, in order of importance")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
+    parser.add_argument("--lock", help="file to hold a shared lock (flock) on during each run")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
+    parser.add_argument("--list", action="store_true", help="print the runs and whether they are done")
+    parser.add_argument("--keep", type=Path, help="folder to keep the trained models in")
+    return parser.parse_args()
+
+
+def chosen(patterns: list[str]) -> list[Run]:
+    found: list[Run] = []
+    for pattern in patterns:
+        found += [run for run in runs() if run not in found and fnmatch.fnmatch(run.path.stem, pattern)]
+    return found
+
+
+def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
+    recipe = find_recipe(run.table.recipe)
+    options = read_recipe(recipe)
+    # The last parts of the path are those of the recipe: ../shared/data/<this>.
+    data = args.data / Path(options["dataset"]).relative_to("../shared/data")
+    command = ["flock", "-s", args.lock] if args.lock else []
+    command += [sys.executable, f"examples/{options['script']}.py", str(recipe.relative_to(ROOT)), *run.options]
+    command += ["--dataset", os.path.relpath(data, ROOT), "--disable_tqdm", "true"]
+    command += ["--output_dir", str(folder), "--results_file", str(folder / "record.json")]
+    log = folder.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
+    if done.returncode:
+        print(f"failed, see {log}", flush=True)
+        return
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(folder / "record.json", run.path)
+    PAGE.write_text(page())
+
+
+def main() -> None:
+    args = parse_arguments()
+    start = time.monotonic()
+    keep = args.keep or Path(tempfile.mkdtemp(prefix="itnet-results-"))
+    keep.mkdir(parents=True, exist_ok=True)
+    for run in chosen(args.only):
+        if args.list or run.path.is_file():
+            print(f"{run.path.stem}: {'done' if run.path.is_file() else 'not run'}", flush=True)
+            continue
+        if time.monotonic() - start > 60 * args.minutes:
+            break
+        print(f"{run.path.stem} ...", flush=True)
+        train(run, args, keep / run.path.stem)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Visual question answering with ITNet or ViLT: a classifier over the answers of the training set.
+
+python examples/run_vqa.py configuration/recipes/easy_vqa-cpu.yaml --dataset ../shared/data/easy_vqa
+
+Rows have `image`, `question` and `answer` (a class or a text), or `answers`, what several people said (VQA v2): these
+become soft targets. Answers that training rows do not hold often enough count as wrong in evaluation.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from common.arguments import ExampleTrainingArguments, parse
+from common.data import load_train_and_eval
+from common.image_text import (
+    ImageTextCollator,
+    ImageTextDataArguments,
+    ImageTextModelArguments,
+    build_image_text_model,
+    make_processor,
+)
+from common.peers import vilt_config
+from common.runs import run, start
+from common.text import load_tokenizer
+from common.trainer import ExampleTrainer
+from datasets import Dataset
+from transformers import ViltForQuestionAnswering
+
+from modeling_itnet import ITNetForVisualQuestionAnswering, vqa_accuracy, vqa_soft_targets
+
+MODELS = {
+    "itnet": (ITNetForVisualQuestionAnswering, lambda config: config),
+    "vilt": (ViltForQuestionAnswering, vilt_config),
+}
+
+
+@dataclass
+class VQADataArguments(ImageTextDataArguments):
+    num_answers: int = field(default=3129, metadata={"help": "The most frequent answers are the classes."})
+    skip_yes_no: bool = field(
+        default=False,
+        metadata={"help": "Leave out questions that start with is, does or do."},
+    )
+
+
+def answers_of(row: dict, names: list[str] | None) -> list[str]:
+    """What people said: a list of one where the data know one answer only."""
+    if "answers" in row:
+        return [given["answer"] if isinstance(given, dict) else given for given in row["answers"]]
+    return [names[row["answer"]] if names is not None else str(row["answer"]).strip().lower()]
+
+
+def without_yes_no(rows: Dataset) -> Dataset:
+    starts = ("is ", "does ", "do ")
+    return rows.select([i for i, text in enumerate(rows["question"]) if not text.lower().startswith(starts)])
+
+
+def main() -> None:
+    model_args, data_args, args = parse(ImageTextModelArguments, VQADataArguments, ExampleTrainingArguments)
+    start(args)
+    train, test = load_train_and_eval(data_args)
+    if data_args.skip_yes_no:
+        train, test = without_yes_no(train), without_yes_no(test)
+    names = getattr(train.features.get("answer"), "names", None)
+    column = "answers" if "answers" in train.column_names else "answer"
+    given = Counter(answer for row in train.select_columns([column]) for answer in answers_of(row, names))
+    answers = [answer for answer, _ in given.most_common(data_args.num_answers)]
+    label2id = {answer: index for index, answer in enumerate(answers)}
+    tokenizer = load_tokenizer(
+        data_args.tokenizer, train["question"], data_args.vocab_size, data_args.max_seq_length, args
+    )
+    config = model_args.config(
+        "multimodal",
+        id2label=dict(enumerate(answers)),
+        label2id=label2id,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=data_args.max_seq_length,
+    )
+    processor = make_processor(config, tokenizer)
+
+    def labels(rows: list[dict]) -> torch.Tensor:
+        return vqa_soft_targets([answers_of(row, names) for row in rows], label2id)
+
+    def compute_metrics(prediction) -> dict[str, float]:
+        logits, targets = (torch.from_numpy(array) for array in (prediction.predictions, prediction.label_ids))
+        return {"accuracy": vqa_accuracy(logits, targets)}
+
+    trainer = ExampleTrainer(
+        model=build_image_text_model(model_args, MODELS, config),
+        args=args,
+        train_dataset=train,
+        eval_dataset=test,
+        data_collator=ImageTextCollator(processor, lambda row: row["image"].convert("RGB"), "question", labels),
+        processing_class=processor,
+        compute_metrics=compute_metrics,
+    )
+    run(trainer, model_args, data_args, config, {"skip_yes_no": data_args.skip_yes_no})
+
+
+if __name__ == "__main__":
+    main()

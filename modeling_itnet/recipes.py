@@ -1,0 +1,73 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Training recipes: YAML files with the name of a script in examples/ and its options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "configuration" / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """A YAML file by its path, or by its name among the recipes of the repository."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if (RECIPES / f"{name}.yaml").is_file():
+        return RECIPES / f"{name}.yaml"
+    if not RECIPES.is_dir():
+        raise ValueError(f"no such file: {name}; recipes by name need a clone of the repository, not a wheel")
+    raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names())}")
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The options of a recipe and `script`, the run_*.py that takes them. `base` names a recipe that it builds on.
+
+    `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting.
+    """
+    recipe = yaml.safe_load(path.read_text())
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{path} must hold a mapping of options")
+    if "base" in recipe:
+        base = read_recipe(find_recipe(str(path.parent / f"{recipe.pop('base')}.yaml")))
+        overrides = {**base.get("config_overrides", {}), **recipe.get("config_overrides", {})}
+        recipe = {**base, **recipe, "config_overrides": overrides}
+    if "script" not in recipe:
+        raise ValueError(f"{path} must name a `script` of examples/, such as run_image_classification")
+    return recipe
+
+
+def recipe_options(recipe: dict[str, Any], options: list[str]) -> list[str]:
+    """The command line that a recipe and further options stand for. Options win; config_overrides join."""
+    words = []
+    for name, value in recipe.items():
+        if name not in ("script", "config_overrides"):
+            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+            words += [f"--{name}", *map(str, values)]
+    settings = [f"{name}={json.dumps(value)}" for name, value in recipe.get("config_overrides", {}).items()]
+    options = list(options)
+    if "--config_overrides" in options:
+        start = options.index("--config_overrides") + 1
+        options[start:start] = settings
+    elif settings:
+        options = ["--config_overrides", *settings, *options]
+    return words + options
