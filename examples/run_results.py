@@ -47,7 +47,7 @@ def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
     command += [sys.executable, f"examples/{options['script']}.py", str(recipe.relative_to(ROOT)), *run.options]
     command += ["--dataset", os.path.relpath(data, ROOT), "--disable_tqdm", "true"]
     command += ["--output_dir", str(folder), "--results_file", str(folder / "record.json")]
-    log = folder.with_suffix(".log")
+    log = Path(f"{folder}.log")
     with log.open("w") as file:
         done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
     if done.returncode:
