@@ -14,9 +14,13 @@ from transformers import BertTokenizer
 from modeling_itnet import (
     ITNetConfig,
     ITNetForGraphClassification,
+    ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
+    ITNetForMaskedLM,
     ITNetForPointCloudClassification,
     ITNetForQuestionAnswering,
+    ITNetForSequenceClassification,
+    ITNetForSignalRegression,
     ITNetForTokenClassification,
     ITNetForVisualQuestionAnswering,
     ITNetGraphProcessor,
@@ -68,6 +72,17 @@ def processor():
     return ITNetProcessor(ITNetImageProcessor(size={"height": 32, "width": 32}), tokenizer)
 
 
+def test_images():
+    rows = read("cifar10", "test.parquet", count=COUNT)
+    images = [Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB") for row in rows]
+    inputs = dict(ITNetImageProcessor(size={"height": 32, "width": 32})(images, return_tensors="pt"))
+    inputs["labels"] = torch.tensor([row["label"] for row in rows])
+    settings = {**SIZE, **NO_DROPOUT, "image_size": 32, "patch_size": 8, "num_labels": 10}
+    torch.manual_seed(0)
+    model = ITNetForImageClassification(ITNetConfig(modality="image", **settings))
+    assert learn(model, inputs, classes(inputs)) >= 0.99
+
+
 def test_point_clouds():
     rows = read("modelnet10", "train.parquet", count=COUNT)
     clouds = [np.array(row["points"], dtype=np.float32) for row in rows]
@@ -116,6 +131,53 @@ def test_images_and_text(processor):
     config = ITNetConfig(modality="multimodal", image_size=32, patch_size=16, measure="balanced", **SIZE, **NO_DROPOUT)
     torch.manual_seed(0)
     assert learn(ITNetForImagesAndTextClassification(config), inputs, classes(inputs)) >= 0.99
+
+
+def sentences(processor):
+    rows = read("glue", "sst2", "validation.parquet", count=COUNT)
+    inputs = processor.tokenizer([row["sentence"] for row in rows], padding=True, truncation=True, max_length=24)
+    inputs = {name: torch.tensor(value) for name, value in inputs.items()}
+    return inputs, torch.tensor([row["label"] for row in rows])
+
+
+def test_sequence_classification(processor):
+    inputs, labels = sentences(processor)
+    inputs["labels"] = labels
+    torch.manual_seed(0)
+    model = ITNetForSequenceClassification(ITNetConfig(modality="text", num_labels=2, **SIZE, **NO_DROPOUT))
+    assert learn(model, inputs, classes(inputs)) >= 0.99
+
+
+def test_masked_language_model(processor):
+    """The third token of each sentence is hidden."""
+    inputs = {name: ids[:, :8].contiguous() for name, ids in sentences(processor)[0].items()}
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels[:, 3] = inputs["input_ids"][:, 3]
+    inputs["input_ids"][:, 3] = processor.tokenizer.mask_token_id
+    inputs["labels"] = labels
+    torch.manual_seed(0)
+    model = ITNetForMaskedLM(ITNetConfig(modality="text", **SIZE, **NO_DROPOUT))
+    assert learn(model, inputs, lambda output: output.logits[:, 3].argmax(-1) == labels[:, 3]) >= 0.99
+
+
+def test_signals():
+    """Darcy flow on every second point of the grid: the solution at 8 of the points, to 10 % of its norm."""
+    arrays = np.load(DATA / "pde" / "darcy_test_16.npz")
+    grid = torch.cartesian_prod(*[(torch.arange(8) + 0.25) / 8] * 2)
+    values, solutions = (torch.tensor(arrays[name][:COUNT, ::2, ::2]).float().flatten(1) for name in "xy")
+    asked = torch.arange(4, 64, 8)
+    labels = solutions[:, asked, None] / solutions.std()
+    inputs = {"signal_values": values.unsqueeze(-1), "positions": grid, "query_positions": grid[asked]}
+    config = {**SIZE, **NO_DROPOUT, "integration_mode": "low_rank", "fourier_scale": 1.0}
+    torch.manual_seed(0)
+    model = ITNetForSignalRegression(
+        ITNetConfig(modality="signal", position_dim=2, signal_feature_size=1, num_labels=1, **config)
+    )
+
+    def correct(output):
+        return (output.predictions - labels).square().mean((1, 2)).sqrt() < 0.1 * labels.square().mean((1, 2)).sqrt()
+
+    assert learn(model, {**inputs, "labels": labels}, correct, steps=600) >= 0.99
 
 
 def questions(processor):
