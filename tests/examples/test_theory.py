@@ -1,0 +1,64 @@
+"""The scripts behind docs/paper_audit.md, with small settings: what they print is what the page says of them."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """printed(script, *arguments): the rows that an example prints, as lists of cells."""
+
+    def run(script, *arguments):
+        spec = importlib.util.spec_from_file_location(script, EXAMPLES / f"{script}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        default = torch.get_default_dtype()
+        try:
+            spec.loader.exec_module(module)
+            module.main()
+        finally:
+            torch.set_default_dtype(default)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+    return run
+
+
+def test_witnesses(printed):
+    rows = printed("witnesses")[1:]
+    assert len(rows) == 6
+    assert all(float(row[2]) < 1e-10 < float(row[4]) for row in rows)
+
+
+def test_paper_arithmetic(printed):
+    agrees = {row[0]: row[3] for row in printed("paper_arithmetic")[1:]}
+    assert agrees["GLUE average, ITNet-B"] == "yes"
+    assert agrees["parameters of ITNet-B, 12 layers, no embeddings"] == "NO"
+    assert {agrees[name] for name in agrees if name.startswith("throughput ratios")} == {"yes"}
+
+
+def test_translation_invariance(printed, tmp_path):
+    rows = printed("translation_invariance", "--steps", 60, "--points", 8, "--output_dir", tmp_path)[1:]
+    largest = {row[0]: float(row[1].split(",")[1]) for row in rows}
+    exact = [name for name in largest if name in ("free kernel, TI at the start", "kernel MLP of x-y")]
+    assert len(exact) == 2
+    assert all((value < 1e-10) == (name in exact) for name, value in largest.items())
+    assert (tmp_path / "shares.png").exists()
+
+
+def test_universal_approximation(printed):
+    arguments = ("--widths", 8, 64, "--steps", 40, "--points", 16, "--samples", 48, "--quadrature", 8, 32)
+    rows = printed("universal_approximation", *arguments)
+    by_width = {(row[0], row[1]): float(row[3]) for row in rows if row[1] in ("8", "64") and len(row) == 5}
+    for operator in ("selective blur", "running energy"):
+        assert by_width[operator, "64"] < by_width[operator, "8"]
+    exponents = {row[0]: float(row[2]) for row in rows if row[1] == "exponent" and len(row) == 4}
+    assert exponents["selective blur"] < -1.8
+    assert -1.2 < exponents["running energy"] < -0.8
