@@ -1,5 +1,7 @@
 """Deterministic quadrature: k-means clusters of the positions, each represented by one of its own positions."""
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,8 @@ from .positions import position_dtype
 from .validation import batched, check_measure
 
 _ITERATIONS = 10
+# As in pair_sum.py: a copy of this module under another name registers an operator of its own.
+_NAMESPACE = "itnet" if __name__ == "itnet_kernels.anchors" else f"itnet_{zlib.crc32(__name__.encode()):08x}"
 
 
 def kmeans_anchors(positions: Tensor, measure: Tensor, count: int, *, earliest: bool = False) -> tuple[Tensor, Tensor]:
@@ -19,7 +23,8 @@ def kmeans_anchors(positions: Tensor, measure: Tensor, count: int, *, earliest: 
     Args:
         positions: ``[n, s]`` or ``[B, n, s]``.
         measure: ``[B, n]``, not negative.
-        count: number of clusters M. Clusters beyond the number of distinct positions are empty.
+        count: number of clusters M. A sample of at most M positions has one cluster for each, even if some coincide;
+            otherwise, clusters beyond the number of distinct positions are empty.
         earliest: represent a cluster by its first position, which all who see any of it can see, instead of the one
             nearest to its centre. For causal operators.
 
@@ -40,7 +45,7 @@ def cluster_measure(measure: Tensor, clusters: Tensor, count: int) -> Tensor:
 
 
 # Opaque to compilers: a trace would hold every one of the M + 10 steps.
-@torch.library.custom_op("itnet::kmeans", mutates_args=())
+@torch.library.custom_op(f"{_NAMESPACE}::kmeans", mutates_args=())
 def _kmeans(positions: Tensor, measure: Tensor, count: int, earliest: bool) -> tuple[Tensor, Tensor]:
     dtype = position_dtype(positions.device)
     points, weights, real = positions.to(dtype), measure.to(dtype), measure > 0
@@ -51,7 +56,9 @@ def _kmeans(positions: Tensor, measure: Tensor, count: int, earliest: bool) -> t
         means = members.mT @ points / mass.where(mass > 0, 1)
         # Rounded: padding changes the order of the sums, and the last digit of a centre could break a tie.
         centres = torch.where(mass > 0, means.float().to(dtype), centres)
-    clusters = _nearest(points, centres)
+    # As many anchors as positions are exact, and whether there are as many must not depend on padding.
+    few = real.sum(1, keepdim=True) <= count
+    clusters = torch.where(few, (real.cumsum(1) - 1).clamp(min=0), _nearest(points, centres))
     last = points.shape[1]  # stands for "none"
     candidates = real
     if not earliest:
@@ -59,9 +66,9 @@ def _kmeans(positions: Tensor, measure: Tensor, count: int, earliest: bool) -> t
         distances = (points - own).square().sum(-1).float().where(real, torch.inf)
         best = torch.full_like(centres[..., 0], torch.inf, dtype=torch.float32)
         best = best.scatter_reduce(1, clusters, distances, "amin")
-        candidates = real & (distances <= best.gather(1, clusters))
+        candidates = real & (few | (distances <= best.gather(1, clusters)))
     order = torch.arange(last, device=points.device).expand_as(clusters).where(candidates, last)
-    first = order.new_full((len(order), count), last).scatter_reduce(1, clusters, order, "amin")
+    first = order.new_full((order.shape[0], count), last).scatter_reduce(1, clusters, order, "amin")
     return torch.where(first < last, first, 0), clusters
 
 
@@ -74,7 +81,7 @@ def _(positions, measure, count, earliest):
 def _farthest_points(points: Tensor, real: Tensor, count: int) -> Tensor:
     """The first real position, then always the one farthest from those before it: [B, M, s]."""
     index = real.int().argmax(1)
-    rows = torch.arange(len(points), device=points.device)
+    rows = torch.arange(points.shape[0], device=points.device)
     chosen, nearest = [], torch.full_like(points[..., 0], torch.inf)
     for _ in range(count):
         centre = points[rows, index]

@@ -156,7 +156,8 @@ class PositionBias:
     def _tile_from_table(self, start: int, stop: int) -> Tensor:
         rows = self.lattice.rows(start, stop)  # [t, n_k]
         bias = self.table.index_select(1, rows.flatten()).view(-1, *rows.shape).transpose(0, 1)  # [t, w, n_k]
-        return bias.contiguous() if self.key_term is None else bias + self.key_term
+        out = torch.empty_like(bias, memory_format=torch.contiguous_format)
+        return out.copy_(bias) if self.key_term is None else torch.add(bias, self.key_term, out=out)
 
     def _tile_bilinear(self, start: int, stop: int) -> Tensor:
         coefficients = self._coefficients(start, stop)  # [t, w, F]
@@ -220,11 +221,12 @@ class PositionBias:
         w_sine, w_cosine = self.weights.relative.chunk(2, dim=-1)  # [w, L]
         top, bottom = grad_coefficients.chunk(2, dim=-1)  # [t, w, L]
 
+        # Not einsum: it would make a batch of L matrix-vector products of these.
         def over_queries(grad, factor):
-            return torch.einsum("tkl,tl->kl", grad, factor)
+            return (grad * factor.unsqueeze(1)).sum(0)
 
         def over_hidden(grad, factor):
-            return torch.einsum("tkl,kl->tl", grad, factor)
+            return (grad * factor).sum(1)
 
         grad_w_sine = over_queries(bottom, sine) - over_queries(top, cosine)
         grad_w_cosine = over_queries(top, sine) + over_queries(bottom, cosine)

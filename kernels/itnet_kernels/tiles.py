@@ -155,9 +155,7 @@ class PairTiles:
     def _pre_activation(self, virtual: Tensor, keys: Tensor, tile_bias: Tensor | None) -> Tensor:
         """pre_ij[k]: virtual [g, t * w, d_h + 1], keys [g, m, d_h + 1] -> [g, t * w, m]."""
         out = self._buffer("pre", *virtual.shape[:2], keys.shape[1])
-        if tile_bias is None:
-            return torch.bmm(virtual, keys.mT, out=out)
-        return torch.baddbmm(tile_bias.expand_as(out), virtual, keys.mT, out=out)
+        return _product(tile_bias, virtual, keys.mT, out)
 
     def _mix_hidden(self, hidden: Tensor) -> Tensor:
         """Second hidden layer before its GELU: W_mid h + b_mid over the k index of [g, t * w, m]."""
@@ -231,13 +229,16 @@ class PairTiles:
         virtual = self._virtual_queries(heads, batch, start, stop)
         keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
         upstream = upstream.flatten(1, 2)  # [heads, samples * t, d_h]
-        grad_moments = (upstream @ self.w2[heads].mT).view(len(keys), -1, self.head_dim)  # dA [g, t * w, d_h]
+        grad_moments = self._buffer("grad_moments", *upstream.shape[:2], self.w2.shape[1])
+        torch.bmm(upstream, self.w2[heads].mT, out=grad_moments)
+        grad_moments = grad_moments.view(len(keys), -1, self.head_dim)  # dA [g, t * w, d_h]
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
-        grad_virtual = self._buffer("grad_virtual", *virtual.shape)
+        grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
+        grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
         grad_keys, grad_values = grads.keys[heads, batch].flatten(0, 1), grads.values[heads, batch].flatten(0, 1)
         for chunk in self._chunks(len(virtual), stop - start):
             for first, last in self._key_tiles(start, stop):
-                key, value = keys[chunk, first:last], values[chunk, first:last]
+                value = values[chunk, first:last]
                 pre, early = self._final_pre_activation(
                     virtual[chunk], keys[chunk], tile_bias, start, stop, first, last
                 )
@@ -249,12 +250,14 @@ class PairTiles:
                 _gelu_backward(grad, pre, approximate="none", grad_input=grad)
                 if early is not None:
                     grad = self._mix_backward(grad, early, grads)
-                _accumulate(grad_virtual[chunk], grad, key, first)
+                grad_row[chunk] = grad.sum(-1) if first == 0 else grad_row[chunk] + grad.sum(-1)
                 if self.has_content:
+                    _accumulate(grad_virtual[chunk], grad, keys[chunk, first:last, :-1], first)
                     grad_keys[chunk, first:last] += grad.mT @ virtual[chunk, :, :-1]
                 if grad_bias is not None:
                     grad_bias[:, first:last] += grad.sum(0) if len(grad) > 1 else grad[0]
         grads.w2[heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
+        grads.row[where] = grad_row.view_as(grads.row[where])
         self._virtual_backward(where, grad_virtual, grads)
 
     def _mix_backward(self, grad: Tensor, early: Tensor, grads: "_Gradients") -> Tensor:
@@ -266,22 +269,36 @@ class PairTiles:
         return _gelu_backward(grad, early, approximate="none", grad_input=grad)
 
     def _virtual_backward(self, where, grad_virtual: Tensor, grads: "_Gradients") -> None:
-        """dL/d[Q_i[k]; q_i[k]] to the query features, W_uy, W_had and q."""
+        """dL/dQ_i[k] to the query features, W_uy and W_had."""
         queries = self.queries[where]  # [heads, samples, t, d_h]
-        grad_virtual = grad_virtual.view(*queries.shape[:3], self.width, -1)
-        grads.row[where] = grad_virtual[..., -1]
-        content = grad_virtual[..., :-1]  # [heads, samples, t, w, d_h]
+        grad_virtual = grad_virtual.view(*queries.shape[:3], self.width, -1)  # [heads, samples, t, w, d_h]
         if self.w_key is not None:
-            grads.w_key += content.sum((0, 1, 2))
+            grads.w_key += grad_virtual.sum((0, 1, 2))
         if self.w_product is not None:
             # Not einsum: it would make a batch of d_h matrix-vector products of these.
-            grads.w_product += (content * queries.unsqueeze(-2)).sum((0, 1, 2))
-            grads.queries[where] = (content * self.w_product).sum(-2)
+            product = self._buffer("product", *grad_virtual.shape)
+            grads.queries[where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
+            grads.w_product += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: int) -> None:
     """total += left @ right, where the first key tile overwrites what ``total`` held."""
-    torch.baddbmm(total, left, right, beta=float(first > 0), out=total)
+    _product(total if first > 0 else None, left, right, total)
+
+
+def _product(start: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """out = start + left @ right, batched. One matrix as such is some percent faster than as a batch of one."""
+    if len(out) == 1:
+        left, right, flat = left[0], right[0], out[0]
+        if start is None:
+            torch.mm(left, right, out=flat)
+        else:
+            torch.addmm(start.view(flat.shape), left, right, out=flat)
+    elif start is None:
+        torch.bmm(left, right, out=out)
+    else:
+        torch.baddbmm(start.expand_as(out), left, right, out=out)
+    return out
 
 
 class _Gradients:
