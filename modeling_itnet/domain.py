@@ -68,6 +68,8 @@ def check_mask(mask: Tensor, batch: int, count: int) -> Tensor:
 
 def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
     """Indices of an embedding of ``count`` rows; says which are out of its range, and what sets that range."""
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"`{name}` ({ids.dtype}) must be integers, from 0 to {count - 1}")
     if can_read_values(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
         worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise ValueError(f"`{name}` hold {worst}, but `{limit}` is {count}: they must be from 0 to {count - 1}")

@@ -84,7 +84,7 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
             if labels.dim() == 1:
                 labels = F.one_hot(labels, self.num_labels)
             targets = labels.to(logits.device, torch.float32)
-            loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / len(logits)
+            loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

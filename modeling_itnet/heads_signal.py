@@ -83,7 +83,7 @@ class ITNetQueryLayer(nn.Module):
     ) -> Tensor:
         """w [B, m, d]."""
         hidden_states = self.position_projection(fourier(query_positions).to(features.dtype))
-        hidden_states = hidden_states.expand(len(features), -1, -1)  # v [B, m, d]
+        hidden_states = hidden_states.expand(features.shape[0], -1, -1)  # v [B, m, d]
         queries = self.query_norm(hidden_states)
         integral = integral_transform(
             features.unflatten(-1, (self.num_heads, -1)),
@@ -156,7 +156,7 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
             **kwargs,
         )
         features = outputs.last_hidden_state
-        query_positions = self._queries(positions if query_positions is None else query_positions, len(features))
+        query_positions = self._queries(positions if query_positions is None else query_positions, features.shape[0])
         hidden_states = self.decoder(
             self.itnet.fourier,
             features,

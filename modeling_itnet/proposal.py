@@ -144,4 +144,4 @@ def _invert(cumulated: Tensor, mass: Tensor, count: int) -> Tensor:
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """tensor [B, n, ...] at rows [B, t]: [B, t, ...]."""
-    return tensor[torch.arange(len(tensor), device=tensor.device)[:, None], rows]
+    return tensor[torch.arange(tensor.shape[0], device=tensor.device)[:, None], rows]

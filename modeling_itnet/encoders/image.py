@@ -59,7 +59,7 @@ class ITNetImageEncoder(nn.Module):
         features = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], dim=1)  # [B, n, d]
         positions = torch.cat([patch_centres(*m.shape[2:], device=m.device) for m in maps])  # [n, 2]
         if self.cls_token is not None:
-            features = torch.cat([self.cls_token.expand(len(features), -1, -1), features], dim=1)
+            features = torch.cat([self.cls_token.expand(features.shape[0], -1, -1), features], dim=1)
             positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
         features = features + self.position_projection(fourier(positions).to(features.dtype))
         return Signal(self.dropout(features), positions, uniform_measure(features, None))

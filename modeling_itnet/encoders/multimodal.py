@@ -63,7 +63,7 @@ class ITNetMultimodalEncoder(nn.Module):
         if pixel_values is None:
             raise ValueError("`pixel_values` is missing: multimodal input is an image and a text")
         image, text = self.image(fourier, pixel_values), self.text(fourier, **text_inputs)
-        if len(image.features) != len(text.features):
+        if image.features.shape[0] != text.features.shape[0]:
             raise ValueError(
                 f"`pixel_values` holds {len(image.features)} images, but there are {len(text.features)} texts"
             )

@@ -95,7 +95,7 @@ class ITNetLocalExtraction(nn.Module):
         """points [B, n, 3] in float32, point_features [B, n, c], mask [B, n] -> [B, n, d]."""
         index, is_real = nearest_neighbors(points, self.num_neighbors, mask)  # [B, n, K]
         inputs = points if point_features is None else torch.cat([points, point_features.float()], dim=-1)
-        sample = torch.arange(len(points), device=points.device)[:, None, None]
+        sample = torch.arange(points.shape[0], device=points.device)[:, None, None]
         differences = inputs[sample, index] - inputs.unsqueeze(2)  # [B, n, K, 3 + c]
         hidden = self.activation(self.expand(differences.to(self.expand.weight.dtype)))
         local = self.contract(hidden)

@@ -50,11 +50,21 @@ def test_as_many_as_positions_are_all_positions(earliest):
 
 
 def test_more_than_distinct_positions_leave_empty_clusters():
-    positions = torch.tensor([[0.0], [1.0], [1.0], [2.0]])
-    measure = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    positions = torch.tensor([[0.0], [1.0], [1.0], [2.0], [1.0]])
+    measure = torch.tensor([[0.1, 0.2, 0.2, 0.4, 0.1]])
     _, clusters = kmeans_anchors(positions, measure, 4)
     weights = cluster_measure(measure, clusters, 4)
     torch.testing.assert_close(weights.sort().values, torch.tensor([[0.0, 0.1, 0.4, 0.5]]))
+
+
+@pytest.mark.parametrize("earliest", [False, True])
+def test_positions_that_coincide_are_all_anchors_if_there_are_enough(earliest):
+    """As many anchors as positions are exact, with padding or without."""
+    positions = torch.tensor([[9.0], [0.0], [1.0], [1.0], [2.0], [9.0]])
+    measure = torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.4, 0.0]])
+    indices, clusters = kmeans_anchors(positions, measure, 4, earliest=earliest)
+    assert indices.tolist() == [[1, 2, 3, 4]]
+    torch.testing.assert_close(cluster_measure(measure, clusters, 4), measure[:, 1:5])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

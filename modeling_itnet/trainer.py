@@ -1,0 +1,45 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""A Trainer that also logs what trains the proposals of Monte Carlo integration."""
+
+import torch
+from transformers import Trainer
+
+
+class ITNetTrainer(Trainer):
+    """
+    As Transformers' `Trainer`, with `proposal_loss` in its logs when a model trains a proposal: the mean over the
+    steps since the last entry, before the factor `config.proposal_loss_weight` with which `loss` contains it.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._proposal_losses: list[torch.Tensor] = []
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, **kwargs):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        proposal_loss = outputs.get("proposal_loss") if hasattr(outputs, "get") else None
+        if proposal_loss is not None:
+            self._proposal_losses.append(proposal_loss.detach())
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        if self._proposal_losses and "loss" in logs:
+            mean = torch.stack(self._proposal_losses).mean()
+            logs["proposal_loss"] = self.accelerator.gather(mean).mean().item()
+            self._proposal_losses.clear()
+        super().log(logs, *args, **kwargs)
+
+
+__all__ = ["ITNetTrainer"]
