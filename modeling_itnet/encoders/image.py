@@ -49,7 +49,7 @@ class ITNetImageEncoder(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout_prob)
 
     def input_embeddings(self) -> nn.Module:
-        return self.patch_embeddings
+        return self.patch_embeddings[0]  # of the first grid: whatever hooks it, its outputs reach every layer
 
     def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor) -> Signal:
         """pixel_values [B, C, height, width]."""
