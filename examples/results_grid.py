@@ -143,7 +143,8 @@ TABLES = (
         ),
         note=(
             "A step asks ITNet for 32 random points of each solution, because its query layer is exact and costs the "
-            "number of inputs per query; the peers are trained on all 256."
+            "number of inputs per query; the peers are trained on all 256. ITNet loses to FNO so far. Seed 0, judged "
+            "on the test set, `--learning_rate 5e-3 --config_overrides kernel_init_scale=1.0`: 0.139 and 0.161."
         ),
     ),
     Table(
