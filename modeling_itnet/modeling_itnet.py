@@ -68,7 +68,15 @@ class ITNetPreTrainedModel(PreTrainedModel):
         check_parts(model.config, info["missing_keys"])
         return (model, info) if output_loading_info else model
 
-    def save_pretrained(self, save_directory, *args, with_code: bool | None = None, processor=None, **kwargs):
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        *args,
+        with_code: bool | None = None,
+        processor=None,
+        **kwargs,
+    ):
         """
         As in the base class, and on request with all that the folder needs to load without this package.
 
@@ -83,11 +91,11 @@ class ITNetPreTrainedModel(PreTrainedModel):
         if with_code and not self.is_remote_code():  # code from the Hub is saved by the base class
             if kwargs.pop("push_to_hub", False):
                 raise ValueError("`push_to_hub=True` does not go with code: call `model.push_to_hub(repo_id)` instead")
-            _hub().export_to_hub_folder(self, save_directory, processor, **kwargs)
+            _hub().export_to_hub_folder(self, save_directory, processor, is_main_process, *args, **kwargs)
             return
-        super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         for part in processor if isinstance(processor, (list, tuple)) else [processor]:
-            if part is not None:
+            if part is not None and is_main_process:
                 part.save_pretrained(save_directory)
 
     def push_to_hub(self, repo_id: str, *, with_code: bool = True, processor=None, **kwargs) -> str:

@@ -37,7 +37,13 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def export_to_hub_folder(
-    model: ITNetPreTrainedModel, folder: str | os.PathLike, processor=None, *, card=None, **kwargs
+    model: ITNetPreTrainedModel,
+    folder: str | os.PathLike,
+    processor=None,
+    is_main_process: bool = True,
+    *args,
+    card=None,
+    **kwargs,
 ) -> Path:
     """
     Writes a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads where this package is not
@@ -47,6 +53,8 @@ def export_to_hub_folder(
         model: Any ITNet model.
         folder: Where to; made if need be.
         processor: A processor, an image processor, a tokenizer, or a list of them.
+        is_main_process (`bool`, *optional*, defaults to `True`):
+            As in `save_pretrained`: of several processes, one writes.
         card (`ModelCard`, *optional*): Becomes `README.md`. By default one is made, unless there is one already.
         kwargs: Further arguments of `save_pretrained`, such as `max_shard_size`.
     """
@@ -55,11 +63,13 @@ def export_to_hub_folder(
     config, before = model.config, getattr(model.config, "auto_map", None)
     config.auto_map = auto_map(config)
     try:
-        model.save_pretrained(folder, with_code=False, **kwargs)
+        model.save_pretrained(folder, is_main_process, *args, with_code=False, **kwargs)
     finally:
         config.auto_map = before
         if before is None:
             del config.auto_map
+    if not is_main_process:
+        return folder
     for part in processor if isinstance(processor, (list, tuple)) else [processor]:
         if part is not None:
             part.save_pretrained(folder)

@@ -201,6 +201,10 @@ class TestSavingAgain:
         again.save_pretrained(tmp_path / "without", with_code=False)
         assert not list((tmp_path / "without").glob("*.py"))
 
+    def test_one_of_several_processes_writes(self, tmp_path, make_model):
+        make_model("image").save_pretrained(tmp_path, False, with_code=True)
+        assert not list(tmp_path.iterdir())
+
     def test_push_uploads_the_folder(self, tmp_path, make_model, processors, monkeypatch):
         """What would go to the Hub is what the export writes, with a card that names the repository."""
         sent = {}
