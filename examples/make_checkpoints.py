@@ -81,21 +81,23 @@ def main() -> None:
         )
         log = json.loads((RESULTS / f"{source}.json").read_text())
         model, _ = load(folder)
-        scores = {f"{dataset}, test": (log["metrics"]["accuracy"], log["command"])}
+        scores = {"test": (log["metrics"]["accuracy"], log["command"])}
         check = "python -m pytest tests/examples/test_checkpoints.py"
-        scores[f"{dataset}, first {count} test rows (sample.parquet)"] = (sample_accuracy(folder), check)
+        scores[f"test[:{count}]"] = (sample_accuracy(folder), check)
         results = [
             EvalResult(
                 task_type=model.config.modality.replace("_", "-"),
                 dataset_type=dataset,
-                dataset_name=label,
+                dataset_name=f"{dataset}, {split}",
+                dataset_split=split,
                 metric_type="accuracy",
                 metric_value=round(value, 6),
                 metric_args={"command": command},
             )
-            for label, (value, command) in scores.items()
+            for split, (value, command) in scores.items()
         ]
-        model_card(name, model.config, type(model), results).save(folder / "README.md")
+        card = model_card(str(folder.relative_to(ROOT)), model.config, type(model), results, has_code=False)
+        card.save(folder / "README.md")
         print(name, scores)
 
 

@@ -66,6 +66,7 @@ def model_card(
     model_class: type = ITNetModel,
     results: Sequence[EvalResult] = (),
     is_random: bool = False,
+    has_code: bool = True,
 ) -> ModelCard:
     """
     The card of a model. Nothing is loaded or allocated.
@@ -75,6 +76,7 @@ def model_card(
         config, model_class: What the model is made of.
         results: What a trained model reached; `metric_args={"command": ...}` says how to reproduce each of them.
         is_random: The weights are those of a new model.
+        has_code: The folder holds the code that `trust_remote_code=True` runs.
     """
     with torch.device("meta"):
         components = count_parameters(model_class(config))
@@ -88,7 +90,12 @@ def model_card(
         library_name="transformers",
         license="apache-2.0",
         pipeline_tag=tag,
-        tags=["itnet", "integral-transform", config.modality.replace("_", "-"), "custom_code"],
+        tags=[
+            "itnet",
+            "integral-transform",
+            config.modality.replace("_", "-"),
+            *(["custom_code"] if has_code else []),
+        ],
     )
     return ModelCard.from_template(
         data,
@@ -103,6 +110,7 @@ def model_card(
         width=config.hidden_size,
         heads=config.num_attention_heads,
         is_random=is_random,
+        has_code=has_code,
         inputs=_INPUTS[config.modality],
         components=components,
         total=total,

@@ -1,6 +1,6 @@
 """Runs Transformers' common model tests, from a clone of its repository, on our classes.
 
-git clone https://github.com/huggingface/transformers
+git clone <the repository huggingface/transformers>
 python tests/hf_suite/run.py transformers [--revision v5.22.2] [pytest options]
 
 Needs `pip install parameterized`. The clone's tests and suite.py go into a temporary folder; nothing is written to
