@@ -1,10 +1,13 @@
 """The runs behind docs/results.md: which recipe, with which options, for which seeds."""
 
+import json
 from dataclasses import dataclass
 
 from modeling_itnet.recipes import ROOT
 
 RESULTS = ROOT / "docs" / "results"
+RATES = ("1e-3", "3e-3", "1e-2")  # learning rates that every tuned model tries
+HOLDOUT = "0.1"  # share of the training rows that they are judged on
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,8 @@ class Row:
     label: str  # in the table
     options: tuple[str, ...] = ()
     seeds: int = 1
+    tuned: str = ""  # the model of the tuning table whose learning rate it takes; default: `name`
+    start: str = ""  # the run whose trained model it starts from
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ class Table:
     metrics: dict[str, str]  # name in the log -> heading
     rows: tuple[Row, ...]
     note: str = ""
-    is_ablation: bool = False
+    kind: str = "task"  # "tuning", "task" or "ablation"
+    tuning: str = ""  # the table of kind "tuning" that sets the learning rates
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,30 @@ class Run:
 
     @property
     def options(self) -> list[str]:
-        return [*self.row.options, "--seed", str(self.seed)]
+        rate = best_rate(self.table.tuning, self.row.tuned or self.row.name) if self.table.tuning else None
+        return [*self.row.options, *(["--learning_rate", rate] if rate else []), "--seed", str(self.seed)]
+
+
+def tuning_table(task: str, title: str, metrics: dict[str, str], models: dict[str, tuple[str, ...]]) -> Table:
+    """Every model with every one of RATES, judged on held-out training rows."""
+    rows = tuple(
+        Row(f"{model}-{rate}", f"{model}, {rate}", (*options, "--learning_rate", rate, "--holdout", HOLDOUT))
+        for model, options in models.items()
+        for rate in RATES
+    )
+    return Table(f"{task}-rates", title, f"{task}-cpu", metrics, rows, kind="tuning")
+
+
+def best_rate(table: str, model: str) -> str:
+    """The learning rate that a tuning table found best for a model by its first metric."""
+    metric = next(iter(next(found for found in TABLES if found.name == table).metrics))
+    paths = {rate: RESULTS / f"{table}.{model}-{rate}.0.json" for rate in RATES}
+    missing = [path.stem for path in paths.values() if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"learning rates are tuned first: {', '.join(missing)} has not run")
+    scores = {rate: json.loads(path.read_text())["metrics"][metric] for rate, path in paths.items()}
+    is_error = metric.endswith(("loss", "relative_l2"))
+    return (min if is_error else max)(scores, key=scores.get)
 
 
 def mode(name: str) -> tuple[str, ...]:
@@ -63,8 +92,8 @@ MODES = {"exact": "ITNet, exact", "monte_carlo": "ITNet, Monte Carlo", "low_rank
 
 
 def itnet_rows(**seeds: int) -> tuple[Row, ...]:
-    """A row per integration mode with its number of seeds."""
-    return tuple(Row(f"itnet-{name}", MODES[name], mode(name), count) for name, count in seeds.items())
+    """A row per integration mode with its number of seeds. They share a learning rate."""
+    return tuple(Row(f"itnet-{name}", MODES[name], mode(name), count, "itnet") for name, count in seeds.items())
 
 
 ACCURACY = {"accuracy": "accuracy"}
@@ -101,7 +130,29 @@ def setting_rows(setting: str, values: list, *options: str) -> tuple[Row, ...]:
     )
 
 
+GLUE = {
+    "cola": ("CoLA", {"matthews_correlation": "Matthews correlation"}),
+    "sst2": ("SST-2", ACCURACY),
+    "mrpc": ("MRPC", {"f1": "F1", **ACCURACY}),
+    "stsb": ("STS-B", {"spearmanr": "Spearman correlation"}),
+    "rte": ("RTE", ACCURACY),
+}
+ITNET = {"itnet": mode("low_rank")}
+VIT = peer("vit", "intermediate_size=384")
+POINTNET = peer("pointnet", "intermediate_size=384")
+BERT, VILT, FNO = peer("bert"), peer("vilt"), peer("fno")
+DARCY = {"16_relative_l2": "relative L2, 16 × 16", "32_relative_l2": "relative L2, 32 × 32 (untrained)"}
+POINT_ABLATION = ("--num_train_epochs", "3", "--learning_rate", "3e-3")
+MLM = {"loss": "loss, nats per masked token", "perplexity": "perplexity", **ACCURACY}
+
 TABLES = (
+    tuning_table("cifar10", "CIFAR-10", ACCURACY, ITNET | {"vit": VIT, "convnet": peer("convnet")}),
+    tuning_table("modelnet10", "ModelNet10", ACCURACY, ITNET | {"pointnet": POINTNET}),
+    tuning_table("darcy", "Darcy flow", {"16_relative_l2": "relative L2"}, ITNET | {"fno": FNO}),
+    tuning_table("burgers", "Burgers' equation", {"16_relative_l2": "relative L2"}, {"itnet": (), "fno": FNO}),
+    tuning_table("sst2", "SST-2", ACCURACY, ITNET | {"bert": BERT}),
+    tuning_table("wikitext2", "WikiText-2", {"loss": "loss"}, {"itnet": (), "bert": BERT}),
+    tuning_table("easy_vqa", "easy-VQA", ACCURACY, ITNET | {"vilt": VILT}),
     Table(
         "cifar10",
         "CIFAR-10",
@@ -109,9 +160,10 @@ TABLES = (
         ACCURACY,
         (
             *itnet_rows(low_rank=3, exact=3, monte_carlo=1),
-            Row("vit", "ViT", peer("vit", "intermediate_size=384"), 3),
+            Row("vit", "ViT", VIT, 3),
             Row("convnet", "ConvNet", peer("convnet"), 3),
         ),
+        tuning="cifar10-rates",
     ),
     Table(
         "modelnet10",
@@ -120,60 +172,75 @@ TABLES = (
         ACCURACY,
         (
             *itnet_rows(low_rank=3, exact=1, monte_carlo=1),
-            Row("pointnet", "PointNet-style", peer("pointnet", "intermediate_size=384"), 3),
-            Row("point_transformer", "Point-Transformer-style", peer("point_transformer"), 3),
+            Row("pointnet", "PointNet-style", POINTNET, 3),
+            Row("point_transformer", "Point-Transformer-style", peer("point_transformer"), 3, "pointnet"),
         ),
-        note=(
-            "ITNet loses to PointNet here. Tried on seed 0, low rank, judged on the test set and so optimistic: "
-            "`kernel_init_scale=1.0 fourier_scale=0.3` 0.489, the same at a learning rate of 5e-3 0.595; "
-            "`kernel_init_scale=1.0 point_embedding=raw` 0.558, the same at 5e-3 0.623. A higher learning rate and "
-            "raw coordinates help a model of this size in this few steps, and do not close the gap. Options: "
-            "`--learning_rate 5e-3 --config_overrides kernel_init_scale=1.0 point_embedding=raw`."
-        ),
+        tuning="modelnet10-rates",
     ),
     Table(
         "darcy",
         "Darcy flow, trained on 16 × 16",
         "darcy-cpu",
-        {"16_relative_l2": "relative L2, 16 × 16", "32_relative_l2": "relative L2, 32 × 32 (untrained)"},
-        (
-            Row("itnet-low_rank", "ITNet, low rank", mode("low_rank"), 3),
-            Row("fno", "FNO", peer("fno"), 3),
-            Row("gno", "GNO", peer("gno"), 1),
-        ),
+        DARCY,
+        (*itnet_rows(low_rank=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 1, "fno")),
+        tuning="darcy-rates",
         note=(
             "A step asks ITNet for 32 random points of each solution, because its query layer is exact and costs the "
-            "number of inputs per query; the peers are trained on all 256. ITNet loses to FNO so far. Seed 0, judged "
-            "on the test set, `--learning_rate 5e-3 --config_overrides kernel_init_scale=1.0`: 0.139 and 0.161."
+            "number of inputs per query; the peers are trained on all 256."
         ),
+    ),
+    Table(
+        "burgers",
+        "Burgers' equation",
+        "burgers-cpu",
+        {"16_relative_l2": "relative L2"},
+        (*itnet_rows(exact=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 3, "fno")),
+        tuning="burgers-rates",
     ),
     Table(
         "sst2",
         "SST-2 from scratch",
         "sst2-cpu",
         ACCURACY,
-        (*itnet_rows(low_rank=3, exact=1, monte_carlo=1), Row("bert", "BERT", peer("bert"), 3)),
+        (*itnet_rows(low_rank=3, exact=1, monte_carlo=1), Row("bert", "BERT", BERT, 3)),
+        tuning="sst2-rates",
     ),
     Table(
         "wikitext2",
         "Masked language modelling, WikiText-2",
         "wikitext2-cpu",
-        {"loss": "loss (nats per masked token)", "accuracy": "accuracy"},
-        (*itnet_rows(low_rank=3, exact=1), Row("bert", "BERT", peer("bert"), 3)),
+        MLM,
+        (*itnet_rows(exact=3, low_rank=1), Row("bert", "BERT", BERT, 3)),
+        tuning="wikitext2-rates",
+    ),
+    *(
+        Table(
+            f"{task}-pretrained",
+            f"{title} after masked language modelling",
+            f"{task}-cpu",
+            metrics,
+            (
+                Row("itnet-exact", "ITNet, exact", (), 3, "itnet", "wikitext2.itnet-exact.0"),
+                Row("bert", "BERT", BERT, 3, start="wikitext2.bert.0"),
+            ),
+            tuning="sst2-rates",
+        )
+        for task, (title, metrics) in GLUE.items()
     ),
     Table(
         "mutag",
         "MUTAG, ten folds",
         "mutag-cpu",
         ACCURACY,
-        (*itnet_rows(low_rank=3), Row("gin", "GIN", peer("gin", "intermediate_size=448"), 3)),
+        (*itnet_rows(low_rank=3, exact=1), Row("gin", "GIN", peer("gin", "intermediate_size=448"), 3)),
     ),
     Table(
         "easy_vqa",
         "easy-VQA, questions for a shape or a colour",
         "easy_vqa-cpu",
         ACCURACY,
-        (*itnet_rows(low_rank=3), Row("vilt", "ViLT", peer("vilt"), 3)),
+        (*itnet_rows(low_rank=3, exact=1), Row("vilt", "ViLT", VILT, 3)),
+        tuning="easy_vqa-rates",
     ),
     Table(
         "fashion_mnist",
@@ -182,34 +249,26 @@ TABLES = (
         ACCURACY,
         (
             *itnet_rows(low_rank=3, exact=1),
-            Row("vit", "ViT", peer("vit", "intermediate_size=384"), 3),
+            Row("vit", "ViT", VIT, 3),
             Row("convnet", "ConvNet", peer("convnet"), 3),
         ),
-    ),
-    *(
-        Table(
-            task,
-            f"{title} from scratch",
-            f"{task}-cpu",
-            metrics,
-            (*itnet_rows(low_rank=3), Row("bert", "BERT", peer("bert"), 3)),
-        )
-        for task, title, metrics in (
-            ("cola", "CoLA", {"matthews_correlation": "Matthews correlation"}),
-            ("mrpc", "MRPC", {"f1": "F1", **ACCURACY}),
-            ("stsb", "STS-B", {"spearmanr": "Spearman correlation"}),
-            ("rte", "RTE", ACCURACY),
-        )
+        tuning="cifar10-rates",
     ),
     Table(
         "nlvr",
         "NLVR, single picture",
         "nlvr-cpu",
         ACCURACY,
-        (*itnet_rows(low_rank=3), Row("vilt", "ViLT", peer("vilt"), 3)),
+        (*itnet_rows(low_rank=3), Row("vilt", "ViLT", VILT, 3)),
+        tuning="easy_vqa-rates",
     ),
     Table(
-        "vqa_rad", "VQA-RAD", "vqa_rad-cpu", ACCURACY, (*itnet_rows(low_rank=3), Row("vilt", "ViLT", peer("vilt"), 3))
+        "vqa_rad",
+        "VQA-RAD",
+        "vqa_rad-cpu",
+        ACCURACY,
+        (*itnet_rows(low_rank=3), Row("vilt", "ViLT", VILT, 3)),
+        tuning="easy_vqa-rates",
     ),
     Table(
         "proteins",
@@ -219,27 +278,20 @@ TABLES = (
         (*itnet_rows(low_rank=1), Row("gin", "GIN", peer("gin", "intermediate_size=448"), 1)),
     ),
     Table(
-        "burgers",
-        "Burgers' equation",
-        "burgers-cpu",
-        {"16_relative_l2": "relative L2"},
-        (*itnet_rows(exact=3), Row("fno", "FNO", peer("fno"), 3)),
-    ),
-    Table(
         "cifar10-kernel-inputs",
         "Kernel inputs, CIFAR-10",
         "cifar10-cpu",
         ACCURACY,
         kernel_input_rows("--num_train_epochs", "1"),
-        is_ablation=True,
+        kind="ablation",
     ),
     Table(
         "modelnet10-kernel-inputs",
         "Kernel inputs, ModelNet10",
         "modelnet10-cpu",
         ACCURACY,
-        kernel_input_rows("--integration_mode", "exact", "--num_points", "32", "--num_train_epochs", "2"),
-        is_ablation=True,
+        kernel_input_rows(*POINT_ABLATION),
+        kind="ablation",
     ),
     Table(
         "cifar10-width",
@@ -247,7 +299,7 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         setting_rows("kernel_hidden_size", [16, 32, 64, 128], "--num_train_epochs", "1"),
-        is_ablation=True,
+        kind="ablation",
     ),
     Table(
         "cifar10-fourier",
@@ -263,7 +315,7 @@ TABLES = (
             for count in (16, 64)
             for scale in (0.3, 1.0, 3.0, 10.0)
         ),
-        is_ablation=True,
+        kind="ablation",
     ),
     Table(
         "cifar10-depth",
@@ -271,7 +323,7 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         setting_rows("num_hidden_layers", [1, 2, 4, 6], *mode("low_rank"), "--num_train_epochs", "1"),
-        is_ablation=True,
+        kind="ablation",
     ),
     Table(
         "cifar10-initialisation",
@@ -279,15 +331,15 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         setting_rows("kernel_init_scale", [1.0, 0.1, 0.01, 0.001, 0.0001], "--num_train_epochs", "1"),
-        is_ablation=True,
+        kind="ablation",
     ),
     Table(
         "modelnet10-local",
         "Local neighbours K, ModelNet10",
         "modelnet10-cpu",
         ACCURACY,
-        setting_rows("local_neighbors", [0, 4, 8, 16], *mode("low_rank"), "--num_train_epochs", "4"),
-        is_ablation=True,
+        setting_rows("local_neighbors", [0, 4, 8, 16], *mode("low_rank"), *POINT_ABLATION),
+        kind="ablation",
     ),
     Table(
         "easy_vqa-measure",
@@ -303,7 +355,7 @@ TABLES = (
                 ("text", "image : text = 1 : 3", "[1, 3]"),
             )
         ),
-        is_ablation=True,
+        kind="ablation",
     ),
 )
 

@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 
-from results_grid import RESULTS, ROOT, TABLES, Row, Run, Table
+from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate
 
 PAGE = ROOT / "docs" / "results.md"
 NOTES = RESULTS / "notes.md"
@@ -30,17 +30,19 @@ def spread(values: list[float], digits: int = 3) -> str:
 def line(table: Table, row: Row) -> list[str]:
     found = logs(table, row)
     if not found:
-        return [row.label, *["not run"] * len(table.metrics), "", "", "", f"0 of {row.seeds}"]
+        return [row.label, *["not run"] * len(table.metrics), "", "", "", "", f"0 of {row.seeds}"]
     cells = [spread([log["metrics"][name] for log in found]) for name in table.metrics]
+    cells.append(f"{found[0]['learning_rate']:g}")
     seconds = f"{statistics.mean(log['cpu_seconds'] for log in found):.0f}"
     memory = f"{max(log['peak_memory_mb'] for log in found):,}"
     return [row.label, *cells, f"{found[0]['parameters']:,}", seconds, memory, f"{len(found)} of {row.seeds}"]
 
 
 def section(table: Table) -> str:
-    headings = ["model", *table.metrics.values(), "parameters", "training, CPU s", "peak memory, MB", "seeds"]
-    if table.is_ablation:
-        headings[0] = "kernel"
+    headings = ["model", *table.metrics.values(), "learning rate", "parameters", "training, CPU s"]
+    headings += ["peak memory, MB", "seeds"]
+    if table.kind == "ablation":
+        headings[0] = "setting"
     rows = [headings, ["---"] * len(headings), *(line(table, row) for row in table.rows)]
     found = [log for row in table.rows for log in logs(table, row)]
     text = [f"### {table.title}", ""]
@@ -52,13 +54,34 @@ def section(table: Table) -> str:
     return "\n".join(text)
 
 
+def tuning_section(table: Table) -> str:
+    """A line per model: the score of each learning rate on held-out training rows, the best one in bold."""
+    metric, heading = next(iter(table.metrics.items()))
+    scores: dict[str, dict[str, float]] = {}
+    for row in table.rows:
+        model, rate = row.label.split(", ")
+        for log in logs(table, row):
+            scores.setdefault(model, {})[rate] = log["metrics"][metric]
+    text = [f"### {table.title}", "", f"| {heading} | " + " | ".join(RATES) + " |", "| --- " * (len(RATES) + 1) + "|"]
+    for model, found in scores.items():
+        best = best_rate(table.name, model) if len(found) == len(RATES) else None
+        cells = [f"{found[rate]:.3f}" if rate in found else "not run" for rate in RATES]
+        cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(RATES, cells, strict=True)]
+        text.append(f"| {model} | " + " | ".join(cells) + " |")
+    return "\n".join([*text, "", f"`python examples/run_results.py --only '{table.name}.*'`"])
+
+
+SECTIONS = {"task": section, "ablation": section, "tuning": tuning_section}
+HEADINGS = {"task": "## Models and peers", "ablation": "## Ablations", "tuning": "## Learning rates"}
+
+
 def page() -> str:
     done = [table for table in TABLES if any(logs(table, row) for row in table.rows)]
     waiting = [table.title for table in TABLES if table not in done]
-    parts = [NOTES.read_text().strip(), "## Models and peers"]
-    parts += [section(table) for table in done if not table.is_ablation]
-    ablations = [section(table) for table in done if table.is_ablation]
-    parts += ["## Ablations", *ablations] if ablations else []
+    parts = [NOTES.read_text().strip()]
+    for kind, heading in HEADINGS.items():
+        sections = [SECTIONS[kind](table) for table in done if table.kind == kind]
+        parts += [heading, *sections] if sections else []
     if waiting:
         parts += [
             "## Not run yet",

@@ -133,8 +133,7 @@ def main() -> None:
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         compute_metrics=token_accuracy,
     )
-    results = run(trainer, model_args, data_args, config)
-    print(f"perplexity {math.exp(results['metrics']['loss']):.2f}")
+    run(trainer, model_args, data_args, config, derive=lambda m: {"perplexity": math.exp(m["loss"])})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
+from common.data import held_out_rows
 from common.runs import build_model, run, start
 from common.trainer import ExampleTrainer
 from torch import Tensor
@@ -127,11 +128,15 @@ def main() -> None:
     sides = (16, 32) if problem == "darcy" else (16,)
     name = "darcy_{}_{}.npz" if problem == "darcy" else "burgers_{}_{}.npz"
     train = read(folder / name.format("train", 16), problem, data_args.max_train_samples)
+    if data_args.holdout:
+        kept, held_out = held_out_rows(len(train), data_args.holdout)
+        tests = {"16": train[held_out.start :]}
+        train = train[: kept.stop]
+    else:
+        limit = data_args.max_eval_samples
+        tests = {str(side): read(folder / name.format("test", side), problem, limit) for side in sides}
     standardise = Standardise(train)
-    tests = {
-        str(side): standardise(read(folder / name.format("test", side), problem, data_args.max_eval_samples))
-        for side in sides
-    }
+    tests = {side: standardise(rows) for side, rows in tests.items()}
     size = {"position_dim": train[0]["positions"].shape[1], "signal_feature_size": 1, "num_labels": 1}
     config = model_args.config("signal", **size)
     if args.per_device_train_batch_size > len(train):

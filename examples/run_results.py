@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -24,10 +23,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of table.row.seed, in order of importance")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--lock", help="file to hold a shared lock (flock) on during each run")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
     parser.add_argument("--list", action="store_true", help="print the runs and whether they are done")
-    parser.add_argument("--keep", type=Path, help="folder to keep the trained models in")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / "outputs" / "results", help="folder of the trained models and their logs"
+    )
     return parser.parse_args()
 
 
@@ -39,13 +39,17 @@ def chosen(patterns: list[str]) -> list[Run]:
 
 
 def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
+    if run.row.start and not (args.keep / run.row.start / "config.json").is_file():
+        print(f"skipped: it starts from {run.row.start}, whose model is not in {args.keep}", flush=True)
+        return
     recipe = find_recipe(run.table.recipe)
     options = read_recipe(recipe)
     # The last parts of the path are those of the recipe: ../shared/data/<this>.
     data = args.data / Path(options["dataset"]).relative_to("../shared/data")
-    command = ["flock", "-s", args.lock] if args.lock else []
-    command += [sys.executable, f"examples/{options['script']}.py", str(recipe.relative_to(ROOT)), *run.options]
+    command = [sys.executable, f"examples/{options['script']}.py", str(recipe.relative_to(ROOT)), *run.options]
     command += ["--dataset", os.path.relpath(data, ROOT), "--disable_tqdm", "true"]
+    if run.row.start:
+        command += ["--model_name_or_path", os.path.relpath(args.keep / run.row.start, ROOT)]
     command += ["--output_dir", str(folder), "--results_file", str(folder / "record.json")]
     log = Path(f"{folder}.log")
     with log.open("w") as file:
@@ -61,8 +65,7 @@ def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     args = parse_arguments()
     start = time.monotonic()
-    keep = args.keep or Path(tempfile.mkdtemp(prefix="itnet-results-"))
-    keep.mkdir(parents=True, exist_ok=True)
+    args.keep.mkdir(parents=True, exist_ok=True)
     for run in chosen(args.only):
         if args.list or run.path.is_file():
             print(f"{run.path.stem}: {'done' if run.path.is_file() else 'not run'}", flush=True)
@@ -70,7 +73,7 @@ def main() -> None:
         if time.monotonic() - start > 60 * args.minutes:
             break
         print(f"{run.path.stem} ...", flush=True)
-        train(run, args, keep / run.path.stem)
+        train(run, args, args.keep / run.path.stem)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,18 @@ class Signal:
     neighbors: Tensor | None = None  # [B, n, m] indices of the positions joined to each one by an edge, -1 for none
     edge_gate: Tensor | None = None  # lambda, a scalar: goes with neighbors, weighs pairs that no edge joins
 
+    def pooled(self, features: Tensor, how: str) -> Tensor:
+        """One vector per sample, as ``config.pooling`` says: features [B, n, d] -> [B, d]."""
+        return {"cls": self.first, "mean": self.mean, "max": self.maximum}[how](features)
+
     def mean(self, features: Tensor) -> Tensor:
         """Integral of ``features`` [B, n, d] against the measure, over its total: [B, d]."""
         weights = (self.measure / self.measure.sum(1, keepdim=True)).to(features.dtype)
         return torch.einsum("bn,bnd->bd", weights, features)
+
+    def maximum(self, features: Tensor) -> Tensor:
+        """Largest value of each of the ``features`` [B, n, d] over the positions that are not padding: [B, d]."""
+        return features.masked_fill(self.measure.unsqueeze(-1) == 0, torch.finfo(features.dtype).min).amax(1)
 
     def first(self, features: Tensor) -> Tensor:
         """``features`` [B, n, d] at the first position that is not padding, which is where [CLS] sits: [B, d]."""

@@ -27,6 +27,7 @@ from itnet_kernels import integral_transform
 from .domain import check_mask
 from .encoders import signal_measure
 from .heads import check_modality
+from .interpolation import shepard_interpolation
 from .layers import ITNetFeedForward
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .operator import ITNetFourierFeatures, ITNetKernel
@@ -52,7 +53,7 @@ class SignalRegressionOutput(ModelOutput):
 class ITNetQueryLayer(nn.Module):
     """Reads a signal u on y_1..y_n at other positions q_1..q_m: an ITNet layer whose queries are not its keys.
 
-        v(q) = W_pos gamma(q)
+        v(q) = S[u](q) + W_pos gamma(q),    S[u] the Shepard interpolant of u
         z(q) = v(q) + W^O [ sum_j omega_j kappa^(h)(q, y_j, LN(v)(q), u_j) u_j^(h) ]_h + W_theta LN(v)(q)
         w(q) = LN(z(q) + F(LN(z)(q)))
 
@@ -82,8 +83,8 @@ class ITNetQueryLayer(nn.Module):
         query_positions: Tensor,  # [m, s] or [B, m, s]
     ) -> Tensor:
         """w [B, m, d]."""
-        hidden_states = self.position_projection(fourier(query_positions).to(features.dtype))
-        hidden_states = hidden_states.expand(features.shape[0], -1, -1)  # v [B, m, d]
+        hidden_states = shepard_interpolation(features, positions, measure, query_positions)
+        hidden_states = hidden_states + self.position_projection(fourier(query_positions).to(features.dtype))  # v
         queries = self.query_norm(hidden_states)
         integral = integral_transform(
             features.unflatten(-1, (self.num_heads, -1)),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import low_rank_transform
+from itnet_kernels import Factor, low_rank_transform
 
 from .factors import ITNetFactors
 from .operator import ITNetOperator
@@ -69,7 +69,7 @@ def fit_low_rank(
 
     Args:
         model: a model with exact kernels; it is changed in place.
-        rank: rank of the kernel per head, from 1 to ``head_dim``.
+        rank: rank of the kernel per head.
         calibration_data: one batch or more, each the keyword arguments of a forward; labels are ignored.
         steps: Adam steps per layer, each on one batch. 0 leaves the hidden units random.
         learning_rate: of Adam at its start; it falls to 0 along a cosine.
@@ -231,10 +231,16 @@ def _regressors(factors: ITNetFactors, heads, positions, measure, frequencies) -
     rank, head_dim = psi.bias.shape[1:]
     settings = {"measure": measure, "is_causal": factors.is_causal}
     # The operator itself gives Z, with unit vectors for Phi, and the mean, with Phi = 0 and an identity as constant.
-    unit = torch.eye(rank, head_dim, device=heads.device).expand(*heads.shape[:3], -1, -1)
+    # It returns d_h numbers per head, so that Z comes in pieces of d_h.
+    pieces = []
+    for first in range(0, rank, head_dim):
+        piece = Factor(psi.hidden, psi.weight[:, first : first + head_dim], psi.bias[:, first : first + head_dim])
+        size = piece.bias.shape[1]
+        unit = torch.eye(size, head_dim, device=heads.device).expand(*heads.shape[:3], -1, -1)
+        pieces.append(low_rank_transform(heads, unit, piece, **settings)[..., :size])
+    moments = torch.cat(pieces, dim=-1)
     identity = torch.eye(head_dim, device=heads.device).expand(heads.shape[2], -1, -1)
-    moments = low_rank_transform(heads, unit, psi, **settings)[..., :rank]
-    mean = low_rank_transform(heads, torch.zeros_like(unit), psi, bias=identity, **settings)
+    mean = low_rank_transform(heads, torch.zeros_like(unit), piece, bias=identity, **settings)
     products = (moments.unsqueeze(-1) * phi.hidden.unsqueeze(-2)).flatten(-2)
     return torch.cat([products, moments, mean], dim=-1)
 

@@ -287,7 +287,7 @@ class ITNetModel(ITNetPreTrainedModel):
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
-        pooled = signal.first(hidden_states) if self.config.pooling == "cls" else signal.mean(hidden_states)
+        pooled = signal.pooled(hidden_states, self.config.pooling)
         output = ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled)
         if proposal_losses:
             output["proposal_loss"] = self._proposal_loss = torch.stack(proposal_losses).mean()

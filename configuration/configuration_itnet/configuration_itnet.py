@@ -109,7 +109,8 @@ class ITNetConfig(PreTrainedConfig):
             The variance of the estimate falls as `1/M`. Samples are drawn with replacement, so `M` may exceed `n` in
             training; at evaluation `M ≥ n` is exact.
         rank (`int`, *optional*, defaults to 8):
-            Rank of the low-rank kernel, per head. At most `d_h`.
+            Rank of the low-rank kernel, per head: how many numbers a head keeps of all keys. It may exceed `d_h`: what
+            has this rank is the map between signals, not the matrix of a pair.
         factor_hidden_size (`int`, *optional*, defaults to 32):
             Hidden units of each of the MLPs `Φ` and `Ψ`. Cost per position grows linearly with it.
         proposal_size (`int`, *optional*, defaults to 16):
@@ -188,9 +189,10 @@ class ITNetConfig(PreTrainedConfig):
         > Heads, regularisation, initialisation
 
         pooling (`str`, *optional*):
-            What classifiers read: `"cls"`, the features at the [CLS] position (images, text, multimodal), or `"mean"`,
-            the mean over real positions. `None` becomes `"cls"` where there is a [CLS] that sees the whole input, and
-            `"mean"` otherwise: point clouds, graphs, signals, causal models.
+            What classifiers read: `"cls"`, the features at the [CLS] position (images, text, multimodal), `"mean"`,
+            the mean over real positions, or `"max"`, the maximum of each feature over them. `None` becomes `"cls"`
+            where there is a [CLS] that sees the whole input, and `"mean"` otherwise: point clouds, graphs, signals,
+            causal models.
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1):
             Dropout probability after the operator and inside the feed-forward network.
         embedding_dropout_prob (`float`, *optional*, defaults to 0.1):
@@ -292,7 +294,7 @@ class ITNetConfig(PreTrainedConfig):
 
     signal_feature_size: int = 0
 
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Literal["cls", "mean", "max"] | None = None
     hidden_dropout_prob: float | int = 0.1
     embedding_dropout_prob: float | int = 0.1
     drop_path_rate: float | int = 0.2

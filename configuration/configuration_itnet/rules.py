@@ -108,11 +108,6 @@ def check_heads(config) -> None:
             f"`hidden_size` ({config.hidden_size}) must be a multiple of "
             f"`num_attention_heads` ({config.num_attention_heads})"
         )
-    if config.rank > config.head_dim:
-        raise ValueError(
-            f"`rank` ({config.rank}) must be at most `head_dim` ({config.head_dim}), which is "
-            f"`hidden_size` ({config.hidden_size}) / `num_attention_heads` ({config.num_attention_heads})"
-        )
 
 
 def check_patches(config) -> None:

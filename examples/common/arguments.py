@@ -50,6 +50,10 @@ class DataArguments:
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     eval_split: str = field(default="test", metadata={"help": "Split to evaluate on."})
+    holdout: float = field(
+        default=0.0,
+        metadata={"help": "Evaluate on this share of the training rows, the last, and train on the rest: for tuning."},
+    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
 

@@ -28,10 +28,19 @@ def load_split(data: DataArguments, split: str, limit: int | None = None) -> Dat
 
 
 def load_train_and_eval(data: DataArguments) -> tuple[Dataset, Dataset]:
-    return (
-        load_split(data, data.train_split, data.max_train_samples),
-        load_split(data, data.eval_split, data.max_eval_samples),
-    )
+    train = load_split(data, data.train_split, data.max_train_samples)
+    if data.holdout:
+        kept, held_out = held_out_rows(len(train), data.holdout)
+        return train.select(kept), train.select(held_out[: data.max_eval_samples])
+    return train, load_split(data, data.eval_split, data.max_eval_samples)
+
+
+def held_out_rows(count: int, share: float) -> tuple[range, range]:
+    """Numbers of the rows to train on and, the last ``share`` of them, of those to evaluate on instead of the test."""
+    kept = count - round(share * count)
+    if not 0 < kept < count:
+        raise ValueError(f"`holdout` ({share}) must leave some of the {count} training rows for either use")
+    return range(kept), range(kept, count)
 
 
 def class_names(rows: Dataset, column: str) -> list[str]:

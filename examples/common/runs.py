@@ -7,6 +7,7 @@ import resource
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,8 +45,12 @@ def run(
     data_arguments: DataArguments,
     config: ITNetConfig,
     extra: dict | None = None,
+    derive: Callable[[dict], dict] | None = None,
 ) -> dict:
-    """Trains and evaluates; returns the results, which are also written to disk. ``extra`` joins them."""
+    """Trains and evaluates; returns the results, which are also written to disk. ``extra`` joins them.
+
+    ``derive`` makes further metrics of the metrics.
+    """
     args: ExampleTrainingArguments = trainer.args
     start, cpu_start = time.perf_counter(), time.process_time()
     checkpoint = args.resume_from_checkpoint
@@ -56,6 +61,7 @@ def run(
     metrics = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
     drop = ("runtime", "_per_second", "epoch", "model_preparation_time")
     metrics = {name: value for name, value in metrics.items() if not name.endswith(drop)}
+    metrics |= derive(metrics) if derive else {}
     model = trainer.accelerator.unwrap_model(trainer.model)
     config = model.config if isinstance(model, ITNetPreTrainedModel) else config
     results = {
@@ -64,6 +70,7 @@ def run(
         "model_type": model_arguments.model_type,
         "integration_mode": config.integration_mode if model_arguments.model_type == "itnet" else None,
         "seed": args.seed,
+        "learning_rate": args.learning_rate,
         "parameters": sum(p.numel() * (2 if p.is_complex() else 1) for p in model.parameters()),
         "layers": config.num_hidden_layers,
         "width": config.hidden_size,

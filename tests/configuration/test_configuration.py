@@ -179,10 +179,6 @@ class TestSerialisation:
 # Arguments, and the message in full.
 BROKEN = [
     ({"hidden_size": 100}, "`hidden_size` (100) must be a multiple of `num_attention_heads` (12)"),
-    (
-        {"rank": 65},
-        "`rank` (65) must be at most `head_dim` (64), which is `hidden_size` (768) / `num_attention_heads` (12)",
-    ),
     ({"kernel_num_layers": 4}, "`kernel_num_layers` (4) must be 2 or 3"),
     ({"proposal_epsilon": 0}, "`proposal_epsilon` (0) must be in (0, 1]"),
     ({"proposal_epsilon": 1.5}, "`proposal_epsilon` (1.5) must be in (0, 1]"),
@@ -292,7 +288,7 @@ class TestValidation:
     @pytest.mark.parametrize(
         "kwargs",
         [
-            {"rank": 64},
+            {"rank": 65},
             {"kernel_num_layers": 3},
             {"proposal_epsilon": 1},
             {"exact_max_positions": 0},
@@ -319,7 +315,7 @@ class TestValidation:
             ("approximate_mode", "exact"),
             ("backend", "cuda"),
             ("point_embedding", "linear"),
-            ("pooling", "max"),
+            ("pooling", "sum"),
             ("measure", "random"),
         ],
     )

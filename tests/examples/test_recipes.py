@@ -142,3 +142,25 @@ def test_command_line():
     assert "run_image_classification.py" in result.stdout
     result = CliRunner().invoke(app, ["train", "no-such-recipe"])
     assert result.exit_code == 2 and "cifar10-cpu" in result.output
+
+
+@pytest.mark.parametrize("script", ["run_image_classification", "run_operator_learning"])
+def test_holdout_is_judged_on_training_rows(run_script, load_script, tiny_data, monkeypatch, script):
+    """The last rows of the training data, which are then not trained on."""
+    sizes = {}
+    trainer = load_script(script).ExampleTrainer
+
+    def record(**kwargs):
+        evaluated = kwargs["eval_dataset"]
+        evaluated = evaluated["16"] if isinstance(evaluated, dict) else evaluated
+        sizes.update(train=len(kwargs["train_dataset"]), eval=len(evaluated))
+        return trainer(**kwargs)
+
+    monkeypatch.setattr(load_script(script), "ExampleTrainer", record)
+    recipe = {"run_image_classification": "cifar10-cpu", "run_operator_learning": "darcy-cpu"}[script]
+    overrides = [*SMALL, *(["image_size=16", "patch_size=8"] if script == "run_image_classification" else [])]
+    options = [*STEPS, "--dataset", str(tiny_data[script]), "--config_overrides", *overrides]
+    run_script(script, str(RECIPES / f"{recipe}.yaml"), "--holdout", "0.25", *options)
+    assert sizes == {"train": 6, "eval": 2}
+    with pytest.raises(ValueError, match=r"`holdout` \(0.01\) must leave some of the 8 training rows"):
+        run_script(script, str(RECIPES / f"{recipe}.yaml"), "--holdout", "0.01", *options)

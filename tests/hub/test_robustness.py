@@ -46,7 +46,7 @@ def configurations(draw):
         "is_causal": draw(st.booleans()),
         "image_size": draw(st.sampled_from([8, 16, (8, 16)])),
         "patch_size": draw(st.sampled_from([4, 8, (4, 8)])),
-        "pooling": draw(st.sampled_from([None, "cls", "mean"])),
+        "pooling": draw(st.sampled_from([None, "cls", "mean", "max"])),
         "vocab_size": 20,
         "point_feature_size": draw(st.integers(0, 1)),
         "point_embedding": draw(st.sampled_from(["fourier", "raw"])),

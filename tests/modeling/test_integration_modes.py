@@ -538,7 +538,7 @@ class TestConversion:
         with torch.no_grad():
             expected = exact(**data[0]).logits
         reports = {}
-        for rank in (1, 4, 8):
+        for rank in (1, 4, 12):  # the last of more than one piece of d_h = 8
             model = copy.deepcopy(exact)
             reports[rank] = model.to_low_rank(rank, data, steps=60, distillation_steps=20)
             assert (model.config.integration_mode, model.config.rank) == ("low_rank", rank)
@@ -547,10 +547,10 @@ class TestConversion:
                 error = (model(**data[0]).logits - expected).norm() / expected.norm()
             assert error < 0.3
         for layer in range(2):
-            errors = [reports[rank].layer_errors[layer] for rank in (1, 4, 8)]
+            errors = [reports[rank].layer_errors[layer] for rank in (1, 4, 12)]
             assert errors[2] < errors[1] < errors[0] < 1
-        assert reports[8].output_error < reports[1].output_error
-        assert "layer 1" in str(reports[8])
+        assert reports[12].output_error < reports[1].output_error
+        assert "layer 1" in str(reports[12])
 
     def test_a_low_rank_kernel_is_found(self, tiny_config, shake):
         """A kernel of the query's features alone is the constant part of each query: K_i ubar."""
@@ -595,11 +595,10 @@ class TestConversion:
         ("rank", "given", "message"),
         [
             (0, "data", r"`rank` \(0\) must be positive"),
-            (9, "data", r"`rank` \(9\) must be at most `head_dim` \(8\)"),
             (2, [], "`calibration_data` is empty"),
             (2, None, "`calibration_data` is empty"),
         ],
-        ids=["rank 0", "rank above d_h", "no batches", "none"],
+        ids=["rank 0", "no batches", "none"],
     )
     def test_errors(self, exact, data, rank, given, message):
         with pytest.raises(ValueError, match=message):

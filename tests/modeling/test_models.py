@@ -236,7 +236,7 @@ class TestGradients:
             assert parameter.grad.abs().max() > 0, parameter_name
 
     @pytest.mark.parametrize("patch_size", [(8,), (4, 8)], ids=["one-grid", "two-grids"])
-    @pytest.mark.parametrize("pooling", ["cls", "mean"])
+    @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
     def test_every_parameter_at_initialisation(self, tiny_config, tiny_inputs, tiny_labels, patch_size, pooling):
         config = tiny_config("image", patch_size=patch_size, pooling=pooling, kernel_num_layers=3)
         model = ITNetForImageClassification(config)
@@ -434,6 +434,7 @@ TEXT_VARIANTS = {
     "bidirectional": {},
     "causal": {"is_causal": True},
     "mean": {"pooling": "mean"},
+    "max": {"pooling": "max"},
     "three-layer-kernel": {"kernel_num_layers": 3},
 }
 

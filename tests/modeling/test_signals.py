@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from itnet_kernels import integral_transform
 from modeling_itnet import ITNetForSignalRegression, ITNetModel
+from modeling_itnet.interpolation import shepard_interpolation
 
 
 @pytest.fixture
@@ -29,7 +30,10 @@ def test_query_layer_against_its_formula(model):
     measure = torch.rand(3, 7)
     layer, fourier = model.decoder, model.itnet.fourier
     u = model.itnet(signal_values=values, positions=positions, measure=measure).last_hidden_state
-    v = layer.position_projection(fourier(queries)).expand(3, -1, -1)
+    distances = torch.cdist(queries.double().expand(3, -1, -1), positions.double())
+    weights = measure.double().unsqueeze(1) / distances**4
+    interpolated = (weights / weights.sum(-1, keepdim=True)).float() @ u
+    v = interpolated + layer.position_projection(fourier(queries))
     query = F.layer_norm(v, (16,), layer.query_norm.weight, layer.query_norm.bias, 1e-6)
     integral = integral_transform(
         u.unflatten(-1, (2, -1)),
@@ -45,6 +49,32 @@ def test_query_layer_against_its_formula(model):
     expected = model.regressor(layer.layernorm(w))
     actual = model(signal_values=values, positions=positions, query_positions=queries, measure=measure).predictions
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+class TestInterpolation:
+    def test_exact_at_the_data_and_the_mean_between_two(self):
+        u, y = torch.randn(2, 2, 3), torch.tensor([[0.2], [0.6]])
+        measure = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
+        torch.testing.assert_close(shepard_interpolation(u, y, measure, y), u, rtol=0, atol=1e-5)
+        between = shepard_interpolation(u, y, measure, torch.tensor([[0.4]]))[:, 0]
+        torch.testing.assert_close(between, torch.einsum("bn,bnd->bd", measure, u), rtol=0, atol=1e-5)
+
+    def test_pieces_give_the_whole_and_its_gradient(self, monkeypatch):
+        u, y, q = torch.randn(2, 6, 3, requires_grad=True), torch.rand(2, 6, 2), torch.rand(5, 2)
+        measure = torch.rand(2, 6)
+        whole = shepard_interpolation(u, y, measure, q)
+        (expected,) = torch.autograd.grad(whole.square().sum(), u)
+        monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
+        pieces = shepard_interpolation(u, y, measure, q)
+        (actual,) = torch.autograd.grad(pieces.square().sum(), u)
+        torch.testing.assert_close(pieces, whole)
+        torch.testing.assert_close(actual, expected)
+
+    def test_padding_does_not_count(self):
+        u, y, q = torch.randn(1, 6, 3), torch.rand(1, 6, 2), torch.rand(5, 2)
+        measure = torch.tensor([[0.25, 0.25, 0.25, 0.25, 0.0, 0.0]])
+        expected = shepard_interpolation(u[:, :4], y[:, :4], measure[:, :4], q)
+        torch.testing.assert_close(shepard_interpolation(u, y, measure, q), expected)
 
 
 def test_queries_do_not_see_each_other(model):
