@@ -92,7 +92,9 @@ class Task(NamedTuple):
 TASKS = {
     "image": Task("cifar10.itnet-exact.0", "Images: CIFAR-10", ITNetForImageClassification, images),
     "text": Task("sst2.itnet-exact.0", "Text: SST-2", ITNetForSequenceClassification, sentences),
-    "points": Task("modelnet10.itnet-exact.0", "Point clouds: ModelNet10", ITNetForPointCloudClassification, clouds),
+    "points": Task(
+        "modelnet10-modes.itnet-exact.0", "Point clouds: ModelNet10", ITNetForPointCloudClassification, clouds
+    ),
     "graph": Task("mutag.itnet-exact.0/fold-0", "Graphs: MUTAG, first fold", ITNetForGraphClassification, graphs),
     "multimodal": Task(
         "easy_vqa.itnet-exact.0", "Image and text: easy-VQA", ITNetForVisualQuestionAnswering, questions

@@ -168,6 +168,8 @@ class ITNetPreTrainedModel(PreTrainedModel):
             init.trunc_normal_(module.weight, std=std)
         elif (scheme := getattr(module, "initialization", None)) == "identity":
             init.eye_(module.weight)
+        elif scheme == "position":  # W_pos gamma(x) is as large as a token embedding: |gamma(x)|^2 is half its length
+            init.normal_(module.weight, std=std * math.sqrt(2 / module.weight.shape[1]))
         elif scheme is not None:
             depth = self.config.num_hidden_layers
             init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2 * depth) if scheme == "xavier_output" else 1)

@@ -39,6 +39,7 @@ class ITNetTextEncoder(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
+        self.position_projection.initialization = "position"
         self.dropout = nn.Dropout(config.embedding_dropout_prob)
 
     def input_embeddings(self) -> nn.Module:

@@ -202,8 +202,14 @@ class TestEmbeddings:
         assert model.encoder.word_embeddings.weight[0].any()
 
     def test_position_projection(self, image_model, text_model):
-        for model in (image_model, text_model):
-            assert_normal(model.itnet.encoder.position_projection.weight, 0.02)
+        assert_normal(image_model.itnet.encoder.position_projection.weight, 0.02)
+        # Positions of text start as large as its tokens.
+        frequencies = text_model.config.num_fourier_features
+        assert_normal(text_model.itnet.encoder.position_projection.weight, 0.02 / math.sqrt(frequencies))
+        positions = (
+            text_model.itnet.fourier(torch.rand(500, 1)) @ text_model.itnet.encoder.position_projection.weight.T
+        )
+        assert abs(positions.std() / text_model.itnet.encoder.word_embeddings.weight.std() - 1) < 0.1
 
     def test_heads(self, tiny_config, text_model):
         config = tiny_config("text", **WIDE | {"num_labels": 50})
