@@ -4,11 +4,13 @@ python examples/run_results.py --only '*.itnet-exact.0'
 python examples/kernel_figures.py
 
 Writes docs/figures/kernels-*.png and, as a page, the same figures in numbers beside those of the untrained model:
-docs/kernels_learned.md. What docs/kernels_learned_notes.md says about them stands at its top.
+docs/kernels_learned.md. What docs/kernels_learned_notes.md says about them stands at its top. Modalities whose model is
+not there are left out.
 """
 
 import argparse
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -105,7 +107,8 @@ TASKS = {
 
 def figures(diagnosis: KernelDiagnosis, layer: int) -> list[str]:
     heads = [head for head in diagnosis.heads if head.layer == layer]
-    return [f"{mean(getattr(head, name) for head in heads):.3f}" for name in COLUMNS]
+    values = [mean(getattr(head, name) for head in heads) for name in COLUMNS]
+    return ["–" if isnan(value) else f"{value:.3f}" for value in values]
 
 
 def section(name: str, task: Task, models: Path, data: Path) -> list[str]:
@@ -133,7 +136,10 @@ def main() -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     lines = [NOTES.read_text().strip()]
     for name, task in TASKS.items():
-        lines += section(name, task, args.models, args.data)
+        if (args.models / task.run / "config.json").is_file():
+            lines += section(name, task, args.models, args.data)
+        else:
+            print(f"left out: {args.models / task.run} holds no model")
     PAGE.write_text("\n".join(lines) + "\n")
 
 

@@ -181,6 +181,11 @@ TABLES = (
             Row("point_transformer", "Point-Transformer-style", peer("point_transformer"), 3, "pointnet"),
         ),
         tuning="modelnet10-rates",
+        note=(
+            "What made ITNet learn in so few steps: raw coordinates, `kernel_init_scale=1.0` and the maximum over "
+            "points in place of the mean. With a third of the epochs PointNet is ahead, 0.709 against 0.693 (seed 0, "
+            "`--num_train_epochs 4`, learning rates 2e-3 and 5e-3)."
+        ),
     ),
     Table(
         "darcy",
@@ -191,7 +196,9 @@ TABLES = (
         tuning="darcy-rates",
         note=(
             "A step asks ITNet for 32 random points of each solution, because its query layer is exact and costs the "
-            "number of inputs per query; the peers are trained on all 256."
+            "number of inputs per query; the peers are trained on all 256. ITNet loses to FNO, and more training "
+            "brings it nearer: FNO overfits, ITNet does not fit yet. Seed 0 with `--num_train_epochs 30 "
+            "--learning_rate 1e-2`: 0.101 and 0.127, FNO 0.091 and 0.124."
         ),
     ),
     Table(
@@ -201,6 +208,10 @@ TABLES = (
         {"16_relative_l2": "relative L2"},
         (*itnet_rows(exact=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 3, "fno")),
         tuning="darcy-rates",
+        note=(
+            "The convolution by Fourier modes is the right bias here, and ITNet has to learn it: seed 0 with "
+            "`--num_train_epochs 60` 0.0043, FNO 0.0042; with 20 epochs 0.0117, FNO 0.0062."
+        ),
     ),
     Table(
         "sst2",
@@ -217,6 +228,10 @@ TABLES = (
         MLM,
         (*itnet_rows(exact=3, low_rank=1), Row("bert", "BERT", BERT, 3)),
         tuning="wikitext2-rates",
+        note=(
+            "Words need their neighbours, so kernels have to tell them apart: with `fourier_scale=1.0 "
+            "kernel_hidden_size=16` the held-out loss of the exact model at 3e-3 was 6.451."
+        ),
     ),
     *(
         Table(
