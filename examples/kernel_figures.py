@@ -4,8 +4,8 @@ python examples/run_results.py --only '*.itnet-exact.0'
 python examples/kernel_figures.py
 
 Writes docs/figures/kernels-*.png and, as a page, the same figures in numbers beside those of the untrained model:
-docs/kernels_learned.md. What docs/kernels_learned_notes.md says about them stands at its top. Modalities whose model is
-not there are left out.
+docs/kernels_learned.md. What docs/kernels_learned_notes.md says about them stands at its top. Modalities whose model
+is not there are left out.
 """
 
 import argparse
