@@ -22,8 +22,9 @@ def logs(table: Table, row: Row) -> list[dict]:
     return [json.loads(path.read_text()) for path in paths if path.is_file()]
 
 
-def spread(values: list[float], digits: int = 3) -> str:
-    """Mean and, of more than one value, sample standard deviation."""
+def spread(values: list[float]) -> str:
+    """Mean and, of more than one value, sample standard deviation; small figures with another digit."""
+    digits = 3 if statistics.mean(values) >= 0.01 else 4
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
