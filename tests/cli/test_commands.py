@@ -102,7 +102,7 @@ class TestCreate:
         assert "no argument wings" in fail("create", "itnet-tiny", "b", "--set", "wings=2")
         assert "expected int, got str" in fail("create", "itnet-tiny", "b", "--set", "rank=two")
         assert "name=value" in fail("create", "itnet-tiny", "b", "--set", "rank")
-        assert "`rank` (99) must be at most" in fail("create", "itnet-tiny", "b", "--set", "rank=99")
+        assert "`rank` (0) must be positive" in fail("create", "itnet-tiny", "b", "--set", "rank=0")
         assert "only text has one" in fail("create", "itnet-tiny", "b", "--tokenizer", "a")
         assert "no such text file: nowhere.txt" in fail(
             "create", "itnet-tiny", "b", "--modality", "text", "--text", "nowhere.txt"
