@@ -58,6 +58,8 @@ def as_graph(row: dict, num_types: int) -> dict:
 
 def main() -> None:
     model_args, data_args, args = parse(ModelArguments, GraphDataArguments, ExampleTrainingArguments)
+    if data_args.holdout:
+        raise ValueError(f"`holdout` ({data_args.holdout}) must be 0: the parts of the cross-validation are held out")
     start(args)
     rows = load_split(data_args, data_args.train_split, data_args.max_train_samples)
     num_types = 1 + max(max(labels) for labels in rows["node_label"])

@@ -164,3 +164,9 @@ def test_holdout_is_judged_on_training_rows(run_script, load_script, tiny_data, 
     assert sizes == {"train": 6, "eval": 2}
     with pytest.raises(ValueError, match=r"`holdout` \(0.01\) must leave some of the 8 training rows"):
         run_script(script, str(RECIPES / f"{recipe}.yaml"), "--holdout", "0.01", *options)
+
+
+def test_cross_validation_holds_out_by_itself(run_script, tiny_data):
+    with pytest.raises(ValueError, match=r"`holdout` \(0.1\) must be 0"):
+        script = "run_graph_classification"
+        run_script(script, str(RECIPES / "mutag-cpu.yaml"), "--dataset", str(tiny_data[script]), "--holdout", "0.1")
