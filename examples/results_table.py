@@ -24,7 +24,7 @@ def logs(table: Table, row: Row) -> list[dict]:
 
 def spread(values: list[float]) -> str:
     """Mean and, of more than one value, sample standard deviation; small figures with another digit."""
-    digits = 3 if statistics.mean(values) >= 0.01 else 4
+    digits = 3 if statistics.mean(values) >= 0.1 else 4
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
@@ -67,7 +67,7 @@ def tuning_section(table: Table) -> str:
     text = [f"### {table.title}", "", f"| {heading} | " + " | ".join(RATES) + " |", "| --- " * (len(RATES) + 1) + "|"]
     for model, found in scores.items():
         best = best_rate(table.name, model) if len(found) == len(RATES) else None
-        cells = [f"{found[rate]:.3f}" if rate in found else "not run" for rate in RATES]
+        cells = [spread([found[rate]]) if rate in found else "not run" for rate in RATES]
         cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(RATES, cells, strict=True)]
         text.append(f"| {model} | " + " | ".join(cells) + " |")
     return "\n".join([*text, "", f"`python examples/run_results.py --only '{table.name}.*'`"])
@@ -93,20 +93,25 @@ def page() -> str:
 
 
 def summary() -> str:
-    """A line per task: the best of ITNet's modes and every peer, by the first metric."""
+    """A line per task, and per metric that its table counts: the best of ITNet's modes and every peer."""
     text = ["| task | metric | ITNet, best mode | peers |", "|---|---|---|---|"]
     for table in TABLES:
-        metric, heading = next(iter(table.metrics.items()))
-        scores = {row: [log["metrics"][metric] for log in logs(table, row)] for row in table.rows}
-        ours = {row: values for row, values in scores.items() if values and row.name.startswith("itnet")}
-        peers = {row: values for row, values in scores.items() if values and row not in ours}
-        if table.kind != "task" or not ours or not peers:
-            continue
-        best = (min if is_error(metric) else max)(ours, key=lambda row: statistics.mean(ours[row]))
-        others = ", ".join(f"{row.label} {spread(values)}" for row, values in peers.items())
-        mode = best.label.removeprefix("ITNet, ")
-        text.append(f"| {table.title} | {heading} | {spread(ours[best])} ({mode}) | {others} |")
+        if table.kind == "task":
+            text += [found for metric in list(table.metrics)[: table.headlines] if (found := headline(table, metric))]
     return "\n".join(text)
+
+
+def headline(table: Table, metric: str) -> str:
+    """A line of the summary; empty unless both ITNet and a peer have run."""
+    scores = {row: [log["metrics"][metric] for log in logs(table, row)] for row in table.rows}
+    ours = {row: values for row, values in scores.items() if values and row.name.startswith("itnet")}
+    peers = {row: values for row, values in scores.items() if values and row not in ours}
+    if not ours or not peers:
+        return ""
+    best = (min if is_error(metric) else max)(ours, key=lambda row: statistics.mean(ours[row]))
+    others = ", ".join(f"{row.label} {spread(values)}" for row, values in peers.items())
+    mode = best.label.removeprefix("ITNet, ")
+    return f"| {table.title} | {table.metrics[metric]} | {spread(ours[best])} ({mode}) | {others} |"
 
 
 def readme() -> str:

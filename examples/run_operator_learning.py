@@ -34,9 +34,12 @@ class OperatorDataArguments(DataArguments):
 
 
 def grid(side: int, dim: int) -> Tensor:
-    """Cell centres of a regular grid on [0, 1]^dim, row by row: [side^dim, dim]."""
-    centres = (torch.arange(side) + 0.5) / side
-    return torch.cartesian_prod(*[centres] * dim).reshape(-1, dim)
+    """Nodes i / side of a regular grid on [0, 1)^dim, row by row: [side^dim, dim].
+
+    That is where the solutions are sampled: every second node of the 32 x 32 grid is one of the 16 x 16 grid.
+    """
+    nodes = torch.arange(side) / side
+    return torch.cartesian_prod(*[nodes] * dim).reshape(-1, dim)
 
 
 def read(path: Path, problem: str, limit: int | None) -> Rows:

@@ -1,6 +1,7 @@
 """FNO and GNO of the `neuraloperator` library (`pip install itnet[peers]`), on the batches of ITNet."""
 
 import torch
+from neuralop.layers import integral_transform
 from neuralop.layers.gno_block import GNOBlock
 from neuralop.models import FNO
 from torch import Tensor, nn
@@ -8,6 +9,20 @@ from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
 from modeling_itnet.heads_signal import SignalRegressionOutput
+
+
+def segment_csr(src: Tensor, indptr: Tensor, reduction: str, use_scatter: bool = True) -> Tensor:
+    """Sum or mean of src [(B,) edges, c] over the edges indptr[i] to indptr[i + 1] of each point i: [(B,) n, c].
+
+    The library's own needs torch-scatter or else loops over points, which takes most of a step.
+    """
+    counts = (indptr[0] if src.dim() == 3 else indptr).diff()
+    points = torch.repeat_interleave(torch.arange(len(counts), device=src.device), counts)
+    total = src.new_zeros(*src.shape[:-2], len(counts), src.shape[-1]).index_add(-2, points, src)
+    return total / counts.clamp(min=1).unsqueeze(-1) if reduction == "mean" else total
+
+
+integral_transform.segment_csr = segment_csr
 
 
 class FourierNeuralOperator(nn.Module):
