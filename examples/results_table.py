@@ -80,7 +80,9 @@ HEADINGS = {"task": "## Models and peers", "ablation": "## Ablations", "tuning":
 def page() -> str:
     done = [table for table in TABLES if any(logs(table, row) for row in table.rows)]
     waiting = [table.title for table in TABLES if table not in done]
-    parts = [NOTES.read_text().strip()]
+    found = [log for table in TABLES for row in table.rows for log in logs(table, row)]
+    hours = sum(log["cpu_seconds"] for log in found) / 3600
+    parts = [NOTES.read_text().strip(), f"The training of all {len(found)} runs took {hours:.1f} hours of one core."]
     for kind, heading in HEADINGS.items():
         sections = [SECTIONS[kind](table) for table in done if table.kind == kind]
         parts += [heading, *sections] if sections else []
