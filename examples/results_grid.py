@@ -362,6 +362,7 @@ TABLES = (
             for count in (16, 64)
             for scale in (0.3, 1.0, 3.0, 10.0)
         ),
+        note="σ = 0.3 is too smooth for a grid of 4 × 4 patches; above, neither L nor σ matters much.",
         kind="ablation",
     ),
     Table(
@@ -370,6 +371,7 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         setting_rows("num_hidden_layers", [1, 2, 4, 6], *mode("low_rank"), *IMAGE_ABLATION),
+        note="In so few steps more layers bring nothing.",
         kind="ablation",
     ),
     Table(
