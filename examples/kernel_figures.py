@@ -134,13 +134,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
     args = parser.parse_args()
     FIGURES.mkdir(parents=True, exist_ok=True)
-    lines = [NOTES.read_text().strip()]
+    lines = [NOTES.read_text(encoding="utf-8").strip()]
     for name, task in TASKS.items():
         if (args.models / task.run / "config.json").is_file():
             lines += section(name, task, args.models, args.data)
         else:
             print(f"left out: {args.models / task.run} holds no model")
-    PAGE.write_text("\n".join(lines) + "\n")
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def main() -> None:
         write_sample(
             load_split(DataArguments(dataset=str(args.data / dataset)), "test", count), folder / "sample.parquet"
         )
-        log = json.loads((RESULTS / f"{source}.json").read_text())
+        log = json.loads((RESULTS / f"{source}.json").read_text(encoding="utf-8"))
         model, _ = load(folder)
         scores = {"test": (log["metrics"]["accuracy"], log["command"])}
         check = "python -m pytest tests/examples/test_checkpoints.py"

@@ -72,7 +72,7 @@ def best_rate(table: str, model: str) -> str:
     missing = [path.stem for path in paths.values() if not path.is_file()]
     if missing:
         raise FileNotFoundError(f"learning rates are tuned first: {', '.join(missing)} has not run")
-    scores = {rate: json.loads(path.read_text())["metrics"][metric] for rate, path in paths.items()}
+    scores = {rate: json.loads(path.read_text(encoding="utf-8"))["metrics"][metric] for rate, path in paths.items()}
     return (min if is_error(metric) else max)(scores, key=scores.get)
 
 

@@ -19,7 +19,7 @@ NOTES = RESULTS / "notes.md"
 def logs(table: Table, row: Row) -> list[dict]:
     """What was recorded for a row, by seed."""
     paths = (Run(table, row, seed).path for seed in range(row.seeds))
-    return [json.loads(path.read_text()) for path in paths if path.is_file()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
 
 
 def spread(values: list[float]) -> str:
@@ -82,7 +82,10 @@ def page() -> str:
     waiting = [table.title for table in TABLES if table not in done]
     found = [log for table in TABLES for row in table.rows for log in logs(table, row)]
     hours = sum(log["cpu_seconds"] for log in found) / 3600
-    parts = [NOTES.read_text().strip(), f"The training of all {len(found)} runs took {hours:.1f} hours of one core."]
+    parts = [
+        NOTES.read_text(encoding="utf-8").strip(),
+        f"The training of all {len(found)} runs took {hours:.1f} hours of one core.",
+    ]
     for kind, heading in HEADINGS.items():
         sections = [SECTIONS[kind](table) for table in done if table.kind == kind]
         parts += [heading, *sections] if sections else []
@@ -118,7 +121,7 @@ def headline(table: Table, metric: str) -> str:
 
 def readme() -> str:
     """README.md with the summary between its marks."""
-    before, begin, rest = README.read_text().partition("<!-- results: begin -->\n")
+    before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- results: begin -->\n")
     _, end, after = rest.partition("<!-- results: end -->")
     return before + begin + summary() + "\n" + end + after
 
@@ -127,11 +130,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if parser.parse_args().check:
-        if PAGE.read_text() != page() or README.read_text() != readme():
+        if PAGE.read_text(encoding="utf-8") != page() or README.read_text(encoding="utf-8") != readme():
             sys.exit("docs/results.md or README.md does not match docs/results/: run python examples/results_table.py")
         return
-    PAGE.write_text(page())
-    README.write_text(readme())
+    PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def main() -> None:
     if len(results) > 1:
         best = max(results, key=lambda result: result["metrics"][metrics[0]])
         path = Path(args.results_file or Path(output_dir) / "results.json")
-        path.write_text(json.dumps(best, indent=1) + "\n")
+        path.write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
         print(f"best learning rate: {best['learning_rate']:g}")
 
 

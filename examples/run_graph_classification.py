@@ -103,7 +103,7 @@ def main() -> None:
     if args.should_save:
         path = Path(results_file or f"{output_dir}/results.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary, indent=1) + "\n")
+        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(f"accuracy {statistics.mean(scores):.3f} over {len(scores)} folds")
 
 

@@ -53,14 +53,14 @@ def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
         command += ["--model_name_or_path", os.path.relpath(args.keep / run.row.start, ROOT)]
     command += ["--output_dir", str(folder), "--results_file", str(folder / "record.json")]
     log = Path(f"{folder}.log")
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
     if done.returncode:
         print(f"failed, see {log}", flush=True)
         return
     run.path.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder / "record.json", run.path)
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 def main() -> None:

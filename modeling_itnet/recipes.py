@@ -44,7 +44,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
     `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting.
     """
-    recipe = yaml.safe_load(path.read_text())
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(recipe, dict):
         raise ValueError(f"{path} must hold a mapping of options")
     if "base" in recipe:

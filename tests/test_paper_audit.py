@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-AUDIT = (ROOT / "docs" / "paper_audit.md").read_text()
+AUDIT = (ROOT / "docs" / "paper_audit.md").read_text(encoding="utf-8")
 ROWS = [line for line in AUDIT.splitlines() if line.startswith("| ") and not line.startswith("| result |")]
 COMMANDS = re.findall(r"`((?:itnet|pytest|python|make) ?[^`]*)`", AUDIT)
 
@@ -39,7 +39,7 @@ def test_commands_name_tests_that_exist(command):
         name
         for path in paths
         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("test_*.py"))
-        for name in re.findall(r"(?:def|class) (test\w*|Test\w*)|ids?=\[?\"(\w+)", file.read_text())
+        for name in re.findall(r"(?:def|class) (test\w*|Test\w*)|ids?=\[?\"(\w+)", file.read_text(encoding="utf-8"))
         for name in name
     )
     selected = re.search(r"-k (?:\"([^\"]+)\"|(\S+))", command)

@@ -8,7 +8,7 @@ import pytest
 from configuration_itnet import ITNetConfig, preset_names
 from modeling_itnet.parameters import parameter_table
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SIZES = re.findall(
     r"^\| (itnet-\w+) \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \| ([\d.]+) M \| .* \|$", README, re.MULTILINE
 )

@@ -3,13 +3,13 @@
 import json
 import math
 import os
-import resource
 import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
 import transformers
 from huggingface_hub import EvalResult
@@ -88,7 +88,7 @@ def run(
     if trainer.is_world_process_zero():
         path = Path(args.results_file or Path(args.output_dir) / "results.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(results["metrics"]))
     save(trainer, data_arguments, results)
     return results
@@ -144,5 +144,9 @@ def _peak_memory_mb() -> float:
     """Of the GPU, or of the whole process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
+    try:
+        import resource
+    except ImportError:  # Windows
+        return psutil.Process().memory_info().peak_wset / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

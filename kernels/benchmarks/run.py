@@ -56,15 +56,15 @@ def table(results: dict) -> str:
 
 
 def write_between_marks(path: Path, text: str) -> None:
-    before, rest = path.read_text().split(MARKS[0])
+    before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
-    path.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}")
+    path.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 def write(name: str, results: dict, page: Path, text: str) -> None:
     target = HERE / "results" / name
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(results, indent=2) + "\n")
+    target.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     write_between_marks(page, text)
 
 

@@ -47,10 +47,12 @@ def write_kernel_repository(folder: Path) -> Path:
         "python-depends": [],
         "backend": {"type": "cuda"},
     }
-    (folder / "build" / "torch-universal" / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+    (folder / "build" / "torch-universal" / "metadata.json").write_text(
+        json.dumps(metadata, indent=2) + "\n", encoding="utf-8"
+    )
     backends = ", ".join(f'"{backend}"' for backend in BACKENDS)
     build = _BUILD_TOML.format(name=NAME, version=VERSION, license=LICENSE, backends=backends)
-    (folder / "build.toml").write_text(build)
+    (folder / "build.toml").write_text(build, encoding="utf-8")
     shutil.copy(package / "README.md", folder / "README.md")
     return folder
 

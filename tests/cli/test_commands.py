@@ -66,7 +66,7 @@ class TestCreate:
         for name, value in AutoModel.from_pretrained("a").state_dict().items():
             assert torch.equal(value, expected.state_dict()[name]), name
         assert type(AutoImageProcessor.from_pretrained("a")) is ITNetImageProcessor
-        assert "The weights are random" in (tmp_path / "a" / "README.md").read_text()
+        assert "The weights are random" in (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
 
     def test_text(self, run, tmp_path):
         run("create", "itnet-tiny", "m", "--task", "masked-lm", "--mode", "low_rank", "--set", "rank=3")
@@ -110,7 +110,7 @@ class TestCreate:
 
 
 def test_tokenizer_learns_from_texts(tmp_path):
-    (tmp_path / "corpus.txt").write_text("the integral of the kernel over the domain\n" * 50)
+    (tmp_path / "corpus.txt").write_text("the integral of the kernel over the domain\n" * 50, encoding="utf-8")
     trained = make_tokenizer([tmp_path / "corpus.txt"], 280, 32)
     plain = make_tokenizer([], 280, 32)
     text = "the kernel of the integral"
@@ -193,7 +193,7 @@ def test_bench(run, fail):
 
 def test_another_models_checkpoint(fail, tmp_path):
     (tmp_path / "bert").mkdir()
-    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     assert "model of type 'bert', not 'itnet'" in fail("info", "bert")
 
 

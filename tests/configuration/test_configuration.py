@@ -154,7 +154,7 @@ class TestSerialisation:
     def test_disk_round_trip(self, kwargs, tmp_path):
         config = ITNetConfig(**kwargs)
         config.save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "itnet"
+        assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["model_type"] == "itnet"
         assert ITNetConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
 
     def test_list_and_tuple_make_the_same_configuration(self):

@@ -84,7 +84,7 @@ def main(folder: Path, what: str) -> None:
         trainer.train()
         name = "whole.json"
     if trainer.is_world_process_zero():
-        (folder / name).write_text(json.dumps(losses(trainer)))
+        (folder / name).write_text(json.dumps(losses(trainer)), encoding="utf-8")
     if what != "resumed":
         make_trainer(folder / "killed", [KillRankOne()]).train()
 

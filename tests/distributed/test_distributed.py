@@ -77,7 +77,9 @@ def test_a_lost_process_and_resuming(tmp_path):
     assert "SIGKILL" in killed.stderr
     resumed = torchrun("interrupted_run.py", tmp_path, "resumed")
     assert resumed.returncode == 0, resumed.stderr[-4000:]
-    whole, after = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "resumed"))
+    whole, after = (
+        json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8")) for name in ("whole", "resumed")
+    )
     assert list(whole) == [str(step) for step in range(1, 7)]
     assert {step: whole[step] for step in ("3", "4", "5", "6")} == {
         step: values for step, values in after.items() if int(step) > 2

@@ -37,6 +37,6 @@ def run_script(load_script, monkeypatch, tmp_path):
         options = ["--output_dir", str(folder), "--use_cpu", "true", "--disable_tqdm", "true", "--bf16", "false"]
         monkeypatch.setattr(sys, "argv", [f"examples/{name}.py", *arguments, *options])
         load_script(name).main()
-        return json.loads((folder / "results.json").read_text())
+        return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
     return run

@@ -119,8 +119,10 @@ def test_modes(run_script, tiny_data, mode):
 
 
 def test_options_win_and_overrides_join(tmp_path):
-    (tmp_path / "a.yaml").write_text("script: run_mlm\nseed: 1\nconfig_overrides: {rank: 2, num_samples: 4}\n")
-    (tmp_path / "b.yaml").write_text("base: a\nlearning_rate: 0.1\nconfig_overrides: {rank: 3}\n")
+    (tmp_path / "a.yaml").write_text(
+        "script: run_mlm\nseed: 1\nconfig_overrides: {rank: 2, num_samples: 4}\n", encoding="utf-8"
+    )
+    (tmp_path / "b.yaml").write_text("base: a\nlearning_rate: 0.1\nconfig_overrides: {rank: 3}\n", encoding="utf-8")
     recipe = read_recipe(tmp_path / "b.yaml")
     assert recipe == {
         "script": "run_mlm",

@@ -15,8 +15,8 @@ def grid(load_script):
 
 def test_page_matches_the_logs(load_script):
     table = load_script("results_table")
-    assert table.PAGE.read_text() == table.page()
-    assert table.README.read_text() == table.readme()
+    assert table.PAGE.read_text(encoding="utf-8") == table.page()
+    assert table.README.read_text(encoding="utf-8") == table.readme()
 
 
 def test_runs_are_distinct_and_their_recipes_exist(grid):
@@ -40,7 +40,7 @@ def test_spread_and_missing_runs(load_script, grid, monkeypatch, tmp_path):
     for seed, value in enumerate(values):
         log = {"metrics": {"accuracy": value}, "cpu_seconds": 10 + seed, "peak_memory_mb": 1000, "parameters": 1234}
         log["learning_rate"] = 3e-3
-        grid.Run(task, row, seed).path.write_text(json.dumps(log))
+        grid.Run(task, row, seed).path.write_text(json.dumps(log), encoding="utf-8")
     spread = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
     assert table.line(task, row) == ["Model", spread, "0.003", "1,234", "10", "1,000", "2 of 3"]
 
@@ -59,7 +59,7 @@ def test_best_learning_rate_is_taken(load_script, grid, monkeypatch, tmp_path):
         _ = runs[0].options
     for table, metric in ((accuracy, "accuracy"), (error, "16_relative_l2")):
         for tried, value in zip(table.rows, (0.3, 0.2, 0.1), strict=True):
-            grid.Run(table, tried, 0).path.write_text(json.dumps({"metrics": {metric: value}}))
+            grid.Run(table, tried, 0).path.write_text(json.dumps({"metrics": {metric: value}}), encoding="utf-8")
     assert runs[0].options == ["--learning_rate", "1e-3", "--seed", "2"]  # the highest accuracy
     assert runs[1].options == ["--learning_rate", "1e-2", "--seed", "2"]  # the lowest error
     monkeypatch.setattr(load_script("results_table"), "RESULTS", tmp_path)

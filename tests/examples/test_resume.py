@@ -30,7 +30,7 @@ class StopAt(TrainerCallback):
 
 
 def losses(folder: Path) -> list[float]:
-    state = json.loads((folder / "checkpoint-6" / "trainer_state.json").read_text())
+    state = json.loads((folder / "checkpoint-6" / "trainer_state.json").read_text(encoding="utf-8"))
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
 

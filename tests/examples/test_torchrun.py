@@ -28,7 +28,7 @@ def test_two_processes(tiny_data, run_script, tmp_path, monkeypatch):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    two = json.loads((output / "results.json").read_text())
+    two = json.loads((output / "results.json").read_text(encoding="utf-8"))
 
     monkeypatch.chdir(ROOT)
     one = run_script("run_point_cloud", *options(data, batch=4))

@@ -38,7 +38,7 @@ def main() -> int:
         subprocess.run(["tar", "x", "--exclude=tests/models/*/*", "-C", folder], input=sources, check=True)
         # The tests look for src/transformers beside them, and import the installed package.
         shutil.copy(HERE / "suite.py", Path(folder) / "tests" / "test_itnet.py")
-        (Path(folder) / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        (Path(folder) / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n", encoding="utf-8")
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": _path(folder)}
         command = [sys.executable, "-m", "pytest", "tests/test_itnet.py", "-q", "-rfEs", *options]
         return subprocess.run(command, cwd=folder, env=environment).returncode

@@ -32,7 +32,7 @@ class TestWays:
     def test_shards(self, tmp_path, make_model, make_inputs):
         model, inputs = make_model(NAME), make_inputs(NAME)
         model.save_pretrained(tmp_path, max_shard_size="10KB")
-        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
         assert len(set(index["weight_map"].values())) > 2
         again = AutoModelForImageClassification.from_pretrained(tmp_path)
         assert torch.equal(logits(again, inputs), logits(model, inputs))
@@ -94,37 +94,37 @@ class TestBrokenFiles:
 
     def test_config_of_another_model(self, saved, tmp_path):
         folder, *_ = saved
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**values, "model_type": "bert"}))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**values, "model_type": "bert"}), encoding="utf-8")
         with pytest.raises(ValueError, match="model of type 'bert', not 'itnet'"):
             ITNetModel.from_pretrained(folder)
 
     def test_config_that_contradicts_itself(self, saved):
         folder, *_ = saved
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**values, "hidden_size": 17}))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**values, "hidden_size": 17}), encoding="utf-8")
         with pytest.raises(ValueError, match=r"`hidden_size` \(17\) must be a multiple of"):
             AutoConfig.from_pretrained(folder)
 
     def test_config_of_another_size(self, saved):
         folder, *_ = saved
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**values, "kernel_hidden_size": 10}))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**values, "kernel_hidden_size": 10}), encoding="utf-8")
         with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
             AutoModelForImageClassification.from_pretrained(folder)
 
     def test_config_that_is_no_json(self, saved):
         folder, *_ = saved
-        (folder / "config.json").write_text("{")
+        (folder / "config.json").write_text("{", encoding="utf-8")
         with pytest.raises(OSError, match=r"config\.json"):
             AutoConfig.from_pretrained(folder)
 
     def test_wrong_auto_map(self, saved, monkeypatch):
         """Without the package's registration, a folder whose code is not there says which file is missing."""
         folder, *_ = saved
-        values = json.loads((folder / "config.json").read_text())
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         mapped = {**values, "model_type": "itnet-elsewhere", "auto_map": {"AutoConfig": "nowhere.ITNetConfig"}}
-        (folder / "config.json").write_text(json.dumps(mapped))
+        (folder / "config.json").write_text(json.dumps(mapped), encoding="utf-8")
         with pytest.raises(OSError, match=r"nowhere\.py"):
             AutoConfig.from_pretrained(folder, trust_remote_code=True)
 

@@ -86,7 +86,7 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
     repository, commit = tmp_path / "hub" / "models--someone--itnet", "0123456789" * 4
     shutil.copytree(tmp_path / "masked-lm", repository / "snapshots" / commit)
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
+    (repository / "refs" / "main").write_text(commit, encoding="utf-8")
     requests["repository"] = {**requests["masked-lm"], "folder": "someone/itnet"}
     expected_processors["repository"] = expected_processors["masked-lm"]
     result = subprocess.run(
@@ -119,14 +119,14 @@ def test_folder_holds_no_pickle_and_names_every_head(tmp_path, make_model, proce
     suffixes = {path.suffix for path in tmp_path.iterdir()}
     assert suffixes == {".json", ".md", ".py", ".safetensors"}
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    mapped = set(json.loads((tmp_path / "config.json").read_text())["auto_map"].values())
+    mapped = set(json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["auto_map"].values())
     heads = {name for name in modeling_itnet.__all__ if name.startswith("ITNetFor") and "Fourier" not in name}
     by_modality = {"ITNetForPointCloudClassification", "ITNetForGraphClassification"}
     by_modality |= {"ITNetForImagesAndTextClassification"}
     assert {reference.split(".")[1] for reference in mapped} == heads - by_modality | {"ITNetModel", "ITNetConfig"}
     for reference in mapped:
         file, name = reference.split(".")
-        assert f"class {name}(" in (tmp_path / f"{file}.py").read_text()
+        assert f"class {name}(" in (tmp_path / f"{file}.py").read_text(encoding="utf-8")
     assert not hasattr(model.config, "auto_map")
 
 
@@ -214,7 +214,11 @@ class TestSavingAgain:
 
         def upload(self, folder, repo_id, files_timestamps, **kwargs):
             sent.update(
-                {path.name: path.read_text() for path in Path(folder).iterdir() if path.suffix != ".safetensors"}
+                {
+                    path.name: path.read_text(encoding="utf-8")
+                    for path in Path(folder).iterdir()
+                    if path.suffix != ".safetensors"
+                }
             )
             sent["arguments"] = (repo_id, kwargs)
             return "commit"

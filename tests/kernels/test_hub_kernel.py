@@ -19,7 +19,7 @@ def repository(tmp_path_factory):
 
 def test_layout(repository):
     build = repository / "build" / "torch-universal"
-    metadata = json.loads((build / "metadata.json").read_text())
+    metadata = json.loads((build / "metadata.json").read_text(encoding="utf-8"))
     assert metadata["name"] == "itnet-kernels" and metadata["version"] == 1
     sources = {path.name for path in (repository / "torch-ext" / "itnet_kernels").iterdir()}
     assert sources == {path.name for path in build.iterdir()} - {"metadata.json"}

@@ -67,7 +67,7 @@ def test_every_module_guards_its_import_of_triton():
     package = Path(__file__).parents[2] / "kernels" / "itnet_kernels"
     found = 0
     for path in package.glob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         guarded = {inner for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
         imports = [node for node in nodes if imports_triton(node)]
         assert guarded.issuperset(imports), path.name

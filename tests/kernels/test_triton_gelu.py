@@ -71,7 +71,7 @@ print("ok")
 
 def test_value_and_derivative_in_the_interpreter(tmp_path, subprocess_environment):
     script = tmp_path / "gelu_kernel.py"  # Triton reads a kernel's source from its file
-    script.write_text(KERNEL)
+    script.write_text(KERNEL, encoding="utf-8")
     environment = subprocess_environment | {"TRITON_INTERPRET": "1"}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert result.stdout == "ok\n", result.stderr

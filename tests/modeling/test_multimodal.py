@@ -34,7 +34,7 @@ def encode(model, **inputs):
 @pytest.fixture
 def tokenizer(tmp_path):
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(WORDS))
+    path.write_text("\n".join(WORDS), encoding="utf-8")
     return BertTokenizer(str(path), model_max_length=8)
 
 
