@@ -14,6 +14,7 @@
 """The one type that every encoder returns and the core accepts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,16 @@ def uniform_measure(features: Tensor, mask: Tensor | None) -> Tensor:
         return torch.full((batch, count), 1 / count, device=features.device)
     mask = check_mask(mask, batch, count)
     return mask / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def check_tensor(value: Any, name: str) -> Tensor:
+    """A tensor; says what a list, array or number in its place should have been."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"`{name}` ({type(value).__name__}) must be a torch.Tensor: a processor or tokenizer makes tensors with "
+            '`return_tensors="pt"`, and torch.as_tensor makes one of an array or a list'
+        )
+    return value
 
 
 def check_mask(mask: Tensor, batch: int, count: int) -> Tensor:

@@ -73,6 +73,8 @@ class ITNetForImageClassification(ITNetPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         r"""
+        pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
+            Images, as [`ITNetImageProcessor`] makes them.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
             Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
         """

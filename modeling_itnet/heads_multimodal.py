@@ -23,6 +23,7 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
+from .domain import check_tensor
 from .heads import ITNetClassifier, check_modality
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
@@ -65,6 +66,8 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         r"""
+        pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
+            Images, as [`ITNetProcessor`] makes them.
         labels (`torch.Tensor` of shape `(batch_size, num_labels)` or `(batch_size,)`, *optional*):
             Soft targets in [0, 1], the share of people who gave an answer (see `vqa_soft_targets`), or the index of
             the one right answer. The loss is binary cross entropy, summed over answers, averaged over the batch.
@@ -126,7 +129,11 @@ class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
         labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
             Class indices.
         """
-        if pixel_values is None or pixel_values.dim() != 5 or pixel_values.shape[1] != self.num_images:
+        if (
+            pixel_values is None
+            or check_tensor(pixel_values, "pixel_values").dim() != 5
+            or pixel_values.shape[1] != self.num_images
+        ):
             given = None if pixel_values is None else list(pixel_values.shape)
             raise ValueError(
                 f"`pixel_values` {given} must be [batch, {self.num_images}, channels, height, width]: "
@@ -141,7 +148,9 @@ class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
         }
         # One pass over all pairs of an image and a text: [B * 2, ...], the two of a sample beside each other.
         pairs = {
-            name: value if value is None or value.dim() == 1 else value.repeat_interleave(self.num_images, dim=0)
+            name: value
+            if value is None or check_tensor(value, name).dim() == 1
+            else value.repeat_interleave(self.num_images, dim=0)
             for name, value in text.items()
         }
         outputs = self.itnet(pixel_values=pixel_values.flatten(0, 1), **pairs, **kwargs)

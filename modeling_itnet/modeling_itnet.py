@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from configuration_itnet import ITNetConfig
 
-from .domain import Signal
+from .domain import Signal, check_tensor
 from .encoders import ENCODERS, ITNetGraphEncoder, ITNetImageEncoder
 from .factors import ITNetFactor, ITNetFactors
 from .integration import Anchors, ITNetAnchors, needs_anchors
@@ -35,6 +35,7 @@ from .low_rank_fit import LowRankReport, fit_low_rank
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts
 from .operator_inputs import find_operators
 from .outputs import ITNetModelOutput, adds_proposal_loss
+from .positional import takes_main_input_first
 
 
 @auto_docstring
@@ -49,10 +50,11 @@ class ITNetPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": ITNetLayer}
 
     def __init_subclass__(cls, **kwargs):
-        """Every head trains the proposals of its layers, without a line of its own."""
+        """Every head trains the proposals of its layers, and takes its main input first, without a line of its own."""
         super().__init_subclass__(**kwargs)
-        if "forward" in cls.__dict__ and cls.__name__ != "ITNetModel":
-            cls.forward = adds_proposal_loss(cls.forward)
+        if "forward" in cls.__dict__:
+            forward = cls.forward if cls.__name__ == "ITNetModel" else adds_proposal_loss(cls.forward)
+            cls.forward = takes_main_input_first(forward)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
@@ -237,6 +239,13 @@ class ITNetModel(ITNetPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> ITNetModelOutput:
         r"""
+        pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
+            Images, as [`ITNetImageProcessor`] makes them. Height and width are multiples of every patch size.
+        attention_mask (`torch.Tensor` of shape `(batch_size, num_positions)`, *optional*):
+            1 (or `True`) for each real token, point, node or position of a signal, 0 for padding, which changes
+            nothing.
+        position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+            Number of every token in its text, from 0. By default, real tokens are counted.
         positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
             Coordinates of a signal's values, or Laplacian positions of a graph's nodes. Those of a signal may come
             without the first axis: then the batch shares them.
@@ -307,7 +316,7 @@ class ITNetModel(ITNetPreTrainedModel):
         return self.anchors(signal.positions, signal.measure, self.config.num_samples, self.config.is_causal)
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
-        """Exactly one of the encoder's required inputs, and nothing it does not know."""
+        """Exactly one of the encoder's required inputs, and nothing it does not know; all are tensors of samples."""
         encoder, modality = self.encoder, self.config.modality
         extra = [name for name in given if name not in encoder.required + encoder.optional]
         if extra:
@@ -317,6 +326,12 @@ class ITNetModel(ITNetPreTrainedModel):
         if len(main) != 1:
             needs = " or ".join(f"`{name}`" for name in encoder.required)
             raise ValueError(f"`modality` {modality!r} needs exactly one of {needs}, got {main or 'none'}")
+        for name, value in given.items():
+            check_tensor(value, name)
+        if given[main[0]].dim() and given[main[0]].shape[0] == 0:
+            raise ValueError(
+                f"`{main[0]}` {list(given[main[0]].shape)} is an empty batch; at least one sample is needed"
+            )
 
 
 __all__ = ["ITNetModel", "ITNetPreTrainedModel"]

@@ -4,12 +4,18 @@ Every family is one modality with the bare model and its heads. What we skip by 
 """
 
 import copy
+import importlib.util
+import sys
 import unittest
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.distributed import tensor_parallel
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from modeling_itnet import (
     ITNetConfig,
@@ -31,8 +37,12 @@ if not hasattr(tensor_parallel, "_get_parameter_tp_plan"):
     tensor_parallel._get_parameter_tp_plan = tensor_parallel._get_parameter_plan
 if not hasattr(PreTrainedConfig, "has_no_defaults_at_init"):
     PreTrainedConfig.has_no_defaults_at_init = False
-# The tests know by this table that a bare model has no loss.
+if importlib.util.find_spec("httpx") is None:  # the Hub client has moved on to httpx2
+    sys.modules["httpx"] = importlib.import_module("httpx2")
+# The tests know by these tables which models have no loss, and which are classifiers.
 MODEL_MAPPING_NAMES["itnet"] = "ITNetModel"
+MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES["itnet"] = "ITNetForSequenceClassification"
+MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["itnet"] = "ITNetForImageClassification"
 
 from .test_configuration_common import ConfigTester  # noqa: E402
 from .test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor  # noqa: E402
