@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench modes clean
+.PHONY: help demo test sweep fuzz lint format bench modes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ lint: $(STAMP) ## check style and formatting
 # Two workers with one thread each: torch would otherwise start a full set of threads in every worker.
 test: lint ## lint, then run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+sweep: $(STAMP) ## run the tests under every CPU capability, with 1 and 2 threads, in random orders (slow)
+	@$(BIN)/python tests/sweep.py
+
+fuzz: $(STAMP) ## compare random cases with an oracle in float64; CASES=20000 SEED=0
+	@$(BIN)/python tests/fuzz/run.py --cases $(or $(CASES),2000) --seed $(or $(SEED),0)
 
 bench: $(STAMP) ## measure speed and memory of the operator
 	@$(BIN)/python kernels/benchmarks/run.py

@@ -133,23 +133,29 @@ def test_export(run, fail, tmp_path):
 
 class TestConvert:
     def test_low_rank(self, run, fail, tmp_path):
-        run("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1", "--set", "patch_size=16")
+        # A kernel that matters, and more positions than the fit has unknowns: its error is far above rounding.
+        run(
+            *("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1", "--set", "patch_size=8"),
+            *("--set", "kernel_init_scale=1.0"),
+        )
         (tmp_path / "pictures").mkdir()
         for seed in range(4):
             picture(tmp_path / "pictures" / f"{seed}.png", seed)
         printed = run(
-            *("convert", "a", "b", "--rank", 4, "--data", "pictures", "--steps", 20, "--batch-size", 2, "--json")
+            *("convert", "a", "b", "--rank", 1, "--data", "pictures", "--steps", 20, "--batch-size", 2, "--json")
         )
         report = json.loads(printed)
         assert report["integration_mode"] == "low_rank" and len(report["layer_errors"]) == 1
         exact, converted = AutoModel.from_pretrained("a").eval(), AutoModel.from_pretrained("b").eval()
-        assert converted.config.rank == 4 and converted.config.integration_mode == "low_rank"
+        assert converted.config.rank == 1 and converted.config.integration_mode == "low_rank"
         images = [Image.open(tmp_path / "pictures" / f"{seed}.png") for seed in range(4)]
         pixels = AutoImageProcessor.from_pretrained("b")(images, return_tensors="pt")["pixel_values"]
         with torch.no_grad():
             expected, actual = exact(pixels).last_hidden_state, converted(pixels).last_hidden_state
         error = ((actual - expected).norm() / expected.norm()).item()
-        assert error == pytest.approx(report["output_error"], rel=1e-2)
+        # Both errors are differences of float32 outputs: each may be off by the outputs' rounding, whatever its size.
+        assert error > 1e-3
+        assert error == pytest.approx(report["output_error"], abs=100 * torch.finfo(torch.float32).eps)
         assert "needs `--data`" in fail("convert", "a", "c")
         assert "no such file or folder: nowhere" in fail("convert", "a", "c", "--data", "nowhere")
         assert "low-rank model already" in fail("convert", "b", "c", "--data", "pictures")
