@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -93,6 +93,17 @@ def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
         worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise ValueError(f"`{name}` hold {worst}, but `{limit}` is {count}: they must be from 0 to {count - 1}")
     return ids
+
+
+def input_dtype(layer: nn.Module) -> torch.dtype:
+    """The dtype in which a layer takes its input: that of its weight, or of its bias where the weight is quantised.
+
+    Quantised layers hold integers, or a method that unpacks them, and then take the default dtype at worst.
+    """
+    for tensor in (layer.weight, layer.bias):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            return tensor.dtype
+    return torch.get_default_dtype()
 
 
 def can_read_values(tensor: Tensor) -> bool:

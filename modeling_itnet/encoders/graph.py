@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, can_read_values, check_ids, check_mask, uniform_measure
+from ..domain import Signal, can_read_values, check_ids, check_mask, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -96,7 +96,7 @@ class ITNetGraphEncoder(nn.Module):
             raise ValueError(
                 f"`node_features` {list(given.shape)} must be [batch, nodes, {size}]: `node_feature_size` is {size}"
             )
-        return given.to(self.embedding.weight.dtype)
+        return given.to(input_dtype(self.embedding))
 
     def _check_neighbors(self, neighbors: Tensor | None, batch: int, count: int) -> None:
         if neighbors is None or neighbors.dim() != 3 or list(neighbors.shape[:2]) != [batch, count]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, uniform_measure
+from ..domain import Signal, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 #: The [CLS] position sits in the middle of the image.
@@ -54,7 +54,7 @@ class ITNetImageEncoder(nn.Module):
     def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor) -> Signal:
         """pixel_values [B, C, height, width]."""
         self._check(pixel_values)
-        pixel_values = pixel_values.to(self.position_projection.weight.dtype)
+        pixel_values = pixel_values.to(input_dtype(self.patch_embeddings[0]))
         maps = [embed(pixel_values) for embed in self.patch_embeddings]  # [B, d, rows, columns] each
         features = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], dim=1)  # [B, n, d]
         positions = torch.cat([patch_centres(*m.shape[2:], device=m.device) for m in maps])  # [n, 2]

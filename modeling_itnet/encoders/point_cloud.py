@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, can_read_values, check_mask, uniform_measure
+from ..domain import Signal, can_read_values, check_mask, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
+
+_INFINITY_BITS = 0x7F800000  # of a float32
 
 
 class ITNetPointCloudEncoder(nn.Module):
@@ -54,7 +56,7 @@ class ITNetPointCloudEncoder(nn.Module):
         attention_mask: Tensor | None = None,  # [B, n]
     ) -> Signal:
         self._check(points, point_features)
-        points, dtype = points.float(), self.embedding.weight.dtype
+        points, dtype = points.float(), input_dtype(self.embedding)
         mask = None if attention_mask is None else check_mask(attention_mask, *points.shape[:2])
         features = fourier(points) if self.uses_fourier else points
         if point_features is not None:
@@ -80,8 +82,8 @@ class ITNetPointCloudEncoder(nn.Module):
 class ITNetLocalExtraction(nn.Module):
     """local_k = max over the K nearest points j of MLP([p_j - p_k; f_j - f_k]), each feature on its own: [B, n, d].
 
-    A point is its own first neighbour. Padding is nobody's neighbour; a cloud of fewer than K points uses them all.
-    The MLP has one hidden layer of d units.
+    A point is its own first neighbour; :func:`nearest_neighbors` says who follows among equals. Padding is nobody's
+    neighbour; a cloud of fewer than K points uses them all. The MLP has one hidden layer of d units.
     """
 
     def __init__(self, config: ITNetConfig):
@@ -93,24 +95,47 @@ class ITNetLocalExtraction(nn.Module):
 
     def forward(self, points: Tensor, point_features: Tensor | None, mask: Tensor | None) -> Tensor:
         """points [B, n, 3] in float32, point_features [B, n, c], mask [B, n] -> [B, n, d]."""
-        index, is_real = nearest_neighbors(points, self.num_neighbors, mask)  # [B, n, K]
-        inputs = points if point_features is None else torch.cat([points, point_features.float()], dim=-1)
+        if point_features is not None:
+            point_features = point_features.float()
+        index, is_real = nearest_neighbors(points, self.num_neighbors, mask, point_features)  # [B, n, K]
+        inputs = points if point_features is None else torch.cat([points, point_features], dim=-1)
         sample = torch.arange(points.shape[0], device=points.device)[:, None, None]
         differences = inputs[sample, index] - inputs.unsqueeze(2)  # [B, n, K, 3 + c]
-        hidden = self.activation(self.expand(differences.to(self.expand.weight.dtype)))
+        hidden = self.activation(self.expand(differences.to(input_dtype(self.expand))))
         local = self.contract(hidden)
         if is_real is not None:
             local = local.masked_fill(~is_real.unsqueeze(-1), torch.finfo(local.dtype).min)
         return local.amax(2)
 
 
-def nearest_neighbors(points: Tensor, count: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def nearest_neighbors(
+    points: Tensor, count: int, mask: Tensor | None = None, point_features: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Indices [B, n, K] of the K = min(count, n) points nearest to each of ``points`` [B, n, s], nearest first.
+
+    A point comes before all others in its own list. Equal distances are settled by the coordinates of the points, and
+    then by ``point_features`` [B, n, c]: the smaller first coordinate, then the second, and so on. So neither padding
+    nor the order of the points decides who is a neighbour: what is left to the order are points that are the same.
 
     The second result [B, n, K] says which of them are real points by ``mask`` [B, n]; None if there is no mask.
     """
+    points = points.detach().float()
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # [B, n, n]
+    itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
+    distances = distances.masked_fill(itself, -1.0)
     if mask is not None:
         distances = distances.masked_fill(mask.unsqueeze(1) == 0, torch.inf)
-    nearest = distances.topk(min(count, points.shape[1]), dim=-1, largest=False)
-    return nearest.indices, None if mask is None else nearest.values.isfinite()
+    # The bits of positive floats are in the order of the floats. With the rank of the point below them no two keys are
+    # equal, and it does not matter which of equal values topk prefers.
+    rank = lexicographic_rank(points if point_features is None else torch.cat([points, point_features], dim=-1))
+    keys = (distances.view(torch.int32).long() << 32) + rank.unsqueeze(1)
+    nearest = keys.topk(min(count, points.shape[1]), dim=-1, largest=False)
+    return nearest.indices, None if mask is None else nearest.values < _INFINITY_BITS << 32
+
+
+def lexicographic_rank(rows: Tensor) -> Tensor:
+    """Place of every row of ``rows`` [B, n, c] among its sample's, sorted by column 0, then 1, ...: [B, n]."""
+    order = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+    for column in reversed(rows.unbind(-1)):
+        order = order.gather(1, column.gather(1, order).argsort(dim=1, stable=True))
+    return order.argsort(dim=1)

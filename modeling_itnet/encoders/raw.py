@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, can_read_values, uniform_measure
+from ..domain import Signal, can_read_values, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -77,7 +77,7 @@ class ITNetSignalEncoder(nn.Module):
                 f"`signal_values` {list(signal_values.shape)} must be [batch, positions, {size}]: "
                 f"`signal_feature_size` is {size}"
             )
-        return self.lift(signal_values.to(self.lift.weight.dtype))
+        return self.lift(signal_values.to(input_dtype(self.lift)))
 
 
 def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -35,6 +35,29 @@ class TestNeighbors:
         assert is_real[0, :3].sum(1).tolist() == [3, 3, 3]
         assert all(set(index[0, i][is_real[0, i]].tolist()) == {0, 1, 2} for i in range(3))
 
+    @pytest.mark.parametrize("padding", [0, 1, 8, 64])
+    def test_equal_distances(self, padding):
+        """A voxel grid, where ties decide: by distance, then coordinates, then features, whatever the order."""
+        points, extra = voxels(4, scale=0.25), torch.randint(3, (64, 1)).float()
+        points, extra = torch.cat([points, points[:9]]), torch.cat([extra, extra[:9] + 0.5])  # some points twice
+        order = torch.randperm(len(points))
+        points, extra = points[order], extra[order]
+        rows = [tuple(row) for row in torch.cat([points, extra], dim=1).tolist()]
+        expected = []
+        for i, row in enumerate(rows):
+            others = sorted((math.dist(row[:3], other[:3]), other, j) for j, other in enumerate(rows) if j != i)
+            expected.append([i] + [j for *_, j in others[:3]])
+        mask = (torch.arange(len(points) + padding) < len(points)).long().unsqueeze(0)
+        padded, features = (F.pad(t, (0, 0, 0, padding)).unsqueeze(0) for t in (points, extra))
+        index, is_real = nearest_neighbors(padded, 4, mask, features)
+        assert index[0, : len(points)].tolist() == expected
+        assert is_real[0, : len(points)].all()
+
+
+def voxels(side, scale=1.0):
+    """The side^3 points of a cubic grid; powers of two keep all coordinates and their differences exact."""
+    return scale * torch.cartesian_prod(*[torch.arange(side)] * 3).float()
+
 
 class TestEncoder:
     @pytest.mark.parametrize("feature_size", [0, 2])
@@ -103,6 +126,19 @@ class TestSymmetry:
         assert_same(permuted.logits, output.logits)
         for state, other in zip(output.hidden_states, permuted.hidden_states, strict=True):
             assert_same(other, state[:, order])
+
+    @pytest.mark.parametrize("padding", [0, 1, 8, 64])
+    @pytest.mark.parametrize("before", [False, True], ids=["right", "left"])
+    def test_voxels(self, tiny_config, shake, padding, before):
+        """Equal distances everywhere: neither padding nor the order of the points changes anything."""
+        model = shake(ITNetForPointCloudClassification(tiny_config("point_cloud", local_neighbors=4)), 0.3).eval()
+        points = voxels(4, scale=0.25).unsqueeze(0)
+        expected = model(points=points).logits
+        order = torch.randperm(64)
+        pad = (0, 0, padding, 0) if before else (0, 0, 0, padding)
+        mask = F.pad(torch.ones(1, 64).long(), pad[2:])
+        actual = model(points=F.pad(points[:, order], pad, value=0.25), attention_mask=mask).logits
+        assert_same(actual, expected, atol=1e-4)
 
     def test_the_points_matter(self, tiny_config, shake):
         model = shake(ITNetForPointCloudClassification(tiny_config("point_cloud", local_neighbors=4)), 0.1).eval()
