@@ -34,7 +34,6 @@ class Table:
     note: str = ""
     kind: str = "task"  # "tuning", "task" or "ablation"
     tuning: str = ""  # the table of kind "tuning" that sets the learning rates
-    headlines: int = 1  # how many of its metrics, from the first, the README shows
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,6 @@ TABLES = (
         DARCY,
         (*itnet_rows(low_rank=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 1, "fno")),
         tuning="darcy-rates",
-        headlines=2,
         note=(
             "A step asks ITNet for 32 random points of each solution, because its query layer is exact and costs the "
             "number of inputs per query; the peers are trained on all 256. The two are level on the grid of the "

@@ -1,4 +1,4 @@
-"""Writes docs/results.md, and its summary in README.md, from the logs in docs/results/.
+"""Writes docs/results.md from the logs in docs/results/.
 
 python examples/results_table.py           # write
 python examples/results_table.py --check   # fail if the page and the logs disagree
@@ -9,10 +9,9 @@ import json
 import statistics
 import sys
 
-from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate, is_error
+from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate
 
 PAGE = ROOT / "docs" / "results.md"
-README = ROOT / "README.md"
 NOTES = RESULTS / "notes.md"
 
 
@@ -97,44 +96,14 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def summary() -> str:
-    """A line per task, and per metric that its table counts: the best of ITNet's modes and every peer."""
-    text = ["| task | metric | ITNet, best mode | peers |", "|---|---|---|---|"]
-    for table in TABLES:
-        if table.kind == "task":
-            text += [found for metric in list(table.metrics)[: table.headlines] if (found := headline(table, metric))]
-    return "\n".join(text)
-
-
-def headline(table: Table, metric: str) -> str:
-    """A line of the summary; empty unless both ITNet and a peer have run."""
-    scores = {row: [log["metrics"][metric] for log in logs(table, row)] for row in table.rows}
-    ours = {row: values for row, values in scores.items() if values and row.name.startswith("itnet")}
-    peers = {row: values for row, values in scores.items() if values and row not in ours}
-    if not ours or not peers:
-        return ""
-    best = (min if is_error(metric) else max)(ours, key=lambda row: statistics.mean(ours[row]))
-    others = ", ".join(f"{row.label} {spread(values)}" for row, values in peers.items())
-    mode = best.label.removeprefix("ITNet, ")
-    return f"| {table.title} | {table.metrics[metric]} | {spread(ours[best])} ({mode}) | {others} |"
-
-
-def readme() -> str:
-    """README.md with the summary between its marks."""
-    before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- results: begin -->\n")
-    _, end, after = rest.partition("<!-- results: end -->")
-    return before + begin + summary() + "\n" + end + after
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != page() or README.read_text(encoding="utf-8") != readme():
-            sys.exit("docs/results.md or README.md does not match docs/results/: run python examples/results_table.py")
+        if PAGE.read_text(encoding="utf-8") != page():
+            sys.exit("docs/results.md does not match docs/results/: run python examples/results_table.py")
         return
     PAGE.write_text(page(), encoding="utf-8")
-    README.write_text(readme(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Trains everything behind docs/results.md and writes it, run after run. Finished runs are skipped: restart at will.
-Several of these may work side by side; results_table.py then updates the summary in README.md.
+Several of these may work side by side; results_table.py then writes docs/results.md.
 
 python examples/run_results.py --list
 python examples/run_results.py --only 'cifar10.*' 'darcy.*' --minutes 30

@@ -60,7 +60,8 @@ def test_cards_of_presets_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", documents(), ids=name_of)
 def test_local_links_exist(path):
-    text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code = r"^```.*?^```|^    [^\n]*|`[^`]*`"
+    text = re.sub(code, "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if not target.startswith("http"):
             assert os.path.exists(path.parent / target), f"{name_of(path)} links to {target}"

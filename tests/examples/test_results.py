@@ -16,7 +16,6 @@ def grid(load_script):
 def test_page_matches_the_logs(load_script):
     table = load_script("results_table")
     assert table.PAGE.read_text(encoding="utf-8") == table.page()
-    assert table.README.read_text(encoding="utf-8") == table.readme()
 
 
 def test_runs_are_distinct_and_their_recipes_exist(grid):
