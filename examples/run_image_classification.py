@@ -10,6 +10,7 @@ import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.augmentation import MixImages, augmentations, soft_cross_entropy
 from common.data import class_names, first_column, label_names, load_train_and_eval
+from common.losses import step_loss
 from common.metrics import class_metrics
 from common.peers import ConvNet, vit_config
 from common.runs import build_model, run, start
@@ -77,7 +78,7 @@ def main() -> None:
         eval_collator=ImageCollator(processor, columns),
         processing_class=processor,
         compute_metrics=class_metrics("accuracy", from_hub=args.hub_metrics),
-        compute_loss_func=soft_cross_entropy(data_args.smoothing, config.proposal_loss_weight),
+        compute_loss_func=step_loss(soft_cross_entropy(data_args.smoothing), config.proposal_loss_weight),
     )
     run(trainer, model_args, data_args, config)
 

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import load_train_and_eval
+from common.losses import step_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
 from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
 from datasets import Dataset
+from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset
 from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
@@ -100,6 +102,11 @@ def token_accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions == prediction.label_ids)[asked].mean())}
 
 
+def masked_cross_entropy(outputs, labels: torch.Tensor) -> torch.Tensor:
+    """Mean over the masked tokens: what BERT's own loss is, but as parts of a step that add up (see `step_loss`)."""
+    return cross_entropy(outputs["logits"].flatten(0, 1).float(), labels.flatten())
+
+
 def main() -> None:
     model_args, data_args, args = parse(ModelArguments, MaskedLMArguments, ExampleTrainingArguments)
     start(args)
@@ -132,6 +139,7 @@ def main() -> None:
         processing_class=tokenizer,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         compute_metrics=token_accuracy,
+        compute_loss_func=None if model_args.model_type == "itnet" else step_loss(masked_cross_entropy),
     )
     run(trainer, model_args, data_args, config, derive=lambda m: {"perplexity": math.exp(m["loss"])})
 

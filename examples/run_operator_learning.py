@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import held_out_rows
+from common.losses import step_loss
 from common.runs import build_model, run, start
 from common.trainer import ExampleTrainer
 from torch import Tensor
@@ -94,15 +95,9 @@ def relative_error(predictions: Tensor, solutions: Tensor) -> Tensor:
     return (predictions - solutions).norm(dim=(1, 2)) / solutions.norm(dim=(1, 2))
 
 
-def relative_loss(proposal_weight: float):
-    """Mean relative error, and the loss of the proposal of Monte Carlo models."""
-
-    def loss(outputs, labels, num_items_in_batch=None) -> Tensor:
-        value = relative_error(outputs["predictions"], labels).mean()
-        proposal = outputs.get("proposal_loss")
-        return value if proposal is None else value + proposal_weight * proposal
-
-    return loss
+def relative_loss(outputs, labels: Tensor) -> Tensor:
+    """Mean relative error."""
+    return relative_error(outputs["predictions"], labels).mean()
 
 
 def compute_metrics(prediction) -> dict[str, float]:
@@ -152,7 +147,7 @@ def main() -> None:
         data_collator=OperatorCollator(data_args.num_queries if model_args.model_type == "itnet" else None),
         eval_collator=OperatorCollator(),
         compute_metrics=compute_metrics,
-        compute_loss_func=relative_loss(config.proposal_loss_weight),
+        compute_loss_func=step_loss(relative_loss, config.proposal_loss_weight),
     )
     run(trainer, model_args, data_args, config, {"dataset": problem})
 

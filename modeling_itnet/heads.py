@@ -23,6 +23,7 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from .outputs import batch_share
 
 
 def check_modality(model: nn.Module, config: ITNetConfig, *allowed: str) -> None:
@@ -31,6 +32,16 @@ def check_modality(model: nn.Module, config: ITNetConfig, *allowed: str) -> None
         raise ValueError(
             f"{type(model).__name__} needs `modality` in {list(allowed)}, but the config has {config.modality!r}"
         )
+
+
+def batch_loss(model: nn.Module, labels: Tensor, logits: Tensor, num_items_in_batch=None, **kwargs) -> Tensor:
+    """The loss of one label or one row of labels per sample: labels [B] or [B, C], logits [B, C] -> scalar.
+
+    Cross entropy, squared error or binary cross entropy, as Transformers chooses by ``config.problem_type``: the mean
+    over the batch, or with Trainer's ``num_items_in_batch`` the batch's part of the mean over the optimizer step,
+    which Transformers itself computes for cross entropy only.
+    """
+    return model.loss_function(labels, logits, model.config) * batch_share(labels, num_items_in_batch)
 
 
 class ITNetClassifier(nn.Module):
@@ -53,9 +64,6 @@ class ITNetClassifier(nn.Module):
     """
 )
 class ITNetForImageClassification(ITNetPreTrainedModel):
-    # Regression and multi-label losses average over the batch, whatever Trainer passes as num_items_in_batch.
-    accepts_loss_kwargs = False
-
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
         check_modality(self, config, "image")
@@ -80,7 +88,7 @@ class ITNetForImageClassification(ITNetPreTrainedModel):
         """
         outputs = self.itnet(pixel_values=pixel_values, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        loss = self.loss_function(labels, logits, self.config) if labels is not None else None
+        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
         return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -92,7 +100,6 @@ class ITNetForImageClassification(ITNetPreTrainedModel):
 )
 class ITNetForSequenceClassification(ITNetPreTrainedModel):
     main_input_name = "input_ids"
-    accepts_loss_kwargs = False
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -127,7 +134,7 @@ class ITNetForSequenceClassification(ITNetPreTrainedModel):
             **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)
-        loss = self.loss_function(labels, logits, self.config) if labels is not None else None
+        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
-from .heads import ITNetClassifier, check_modality
+from .heads import ITNetClassifier, batch_loss, check_modality
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
 
@@ -29,7 +29,6 @@ class ITNetPooledClassifier(ITNetPreTrainedModel):
     """What the classifiers of this file share; they differ in the inputs they name."""
 
     modality: str
-    accepts_loss_kwargs = False
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -41,9 +40,11 @@ class ITNetPooledClassifier(ITNetPreTrainedModel):
         self.main_input_name = self.itnet.main_input_name
         self.post_init()
 
-    def _classify(self, outputs: BaseModelOutputWithPooling, labels: Tensor | None) -> SequenceClassifierOutput:
+    def _classify(
+        self, outputs: BaseModelOutputWithPooling, labels: Tensor | None, num_items_in_batch=None, **kwargs
+    ) -> SequenceClassifierOutput:
         logits = self.classifier(outputs.pooler_output)
-        loss = self.loss_function(labels, logits, self.config) if labels is not None else None
+        loss = batch_loss(self, labels, logits, num_items_in_batch) if labels is not None else None
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -76,7 +77,7 @@ class ITNetForPointCloudClassification(ITNetPooledClassifier):
             Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
         """
         outputs = self.itnet(points=points, point_features=point_features, attention_mask=attention_mask, **kwargs)
-        return self._classify(outputs, labels)
+        return self._classify(outputs, labels, **kwargs)
 
 
 @auto_docstring(
@@ -120,7 +121,7 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
             attention_mask=attention_mask,
             **kwargs,
         )
-        return self._classify(outputs, labels)
+        return self._classify(outputs, labels, **kwargs)
 
 
 __all__ = ["ITNetForGraphClassification", "ITNetForPointCloudClassification"]

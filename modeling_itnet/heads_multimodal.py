@@ -24,8 +24,9 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 
 from .domain import check_tensor
-from .heads import ITNetClassifier, check_modality
+from .heads import ITNetClassifier, batch_loss, check_modality
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from .outputs import batch_share
 
 #: Answers of VQA v2 that models choose from: those that occur at least nine times.
 VQA_V2_ANSWERS = 3129
@@ -40,8 +41,6 @@ _UNNAMED = {0: "LABEL_0", 1: "LABEL_1"}  # what Transformers fills in when nobod
     """
 )
 class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
-    accepts_loss_kwargs = False
-
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
         check_modality(self, config, "multimodal")
@@ -84,10 +83,12 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss = None
         if labels is not None:
+            share = batch_share(labels, kwargs.get("num_items_in_batch"))
             if labels.dim() == 1:
                 labels = F.one_hot(labels, self.num_labels)
             targets = labels.to(logits.device, torch.float32)
             loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]
+            loss = loss * share
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -99,7 +100,6 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
 )
 class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
     num_images = 2
-    accepts_loss_kwargs = False
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -155,7 +155,7 @@ class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
         }
         outputs = self.itnet(pixel_values=pixel_values.flatten(0, 1), **pairs, **kwargs)
         logits = self.classifier(outputs.pooler_output.unflatten(0, (-1, self.num_images)).flatten(1))
-        loss = self.loss_function(labels, logits, self.config) if labels is not None else None
+        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

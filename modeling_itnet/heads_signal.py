@@ -109,7 +109,7 @@ class ITNetQueryLayer(nn.Module):
 )
 class ITNetForSignalRegression(ITNetPreTrainedModel):
     main_input_name = "signal_values"
-    accepts_loss_kwargs = False  # the loss is a mean over points
+    accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -144,7 +144,8 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
         measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
             Quadrature weights of the positions; normalised to sum to 1. Uniform if not given.
         query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
-            1 for each query position that counts in the loss, 0 for padding.
+            1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however
+            many positions it has.
         labels (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`, *optional*):
             Values of the output function at the query positions. The loss is the mean squared error.
         """
@@ -184,8 +185,9 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
         if query_mask is None:
             return F.mse_loss(predictions, labels)
-        mask = check_mask(query_mask, *predictions.shape[:2]).unsqueeze(-1)
-        return ((predictions - labels).square() * mask).sum() / (mask.sum() * predictions.shape[2])
+        mask = check_mask(query_mask, *predictions.shape[:2])  # [B, m]
+        errors = (predictions - labels).square().mean(-1)
+        return ((errors * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
 __all__ = ["ITNetForSignalRegression", "SignalRegressionOutput"]

@@ -60,6 +60,18 @@ for _output_class in (
     with_proposal_loss(_output_class)
 
 
+def batch_share(labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor | float:
+    """The factor that turns the mean over a batch into its part of the mean over all batches of an optimizer step.
+
+    Trainer counts ``num_items_in_batch``, the labels other than -100 of all accumulated batches and all processes. A
+    mean over the labels of one batch, times (labels here / labels of all), adds up to the mean over all of them. The
+    factor is 1 where nobody counts, or where ``labels`` are not given.
+    """
+    if labels is None or num_items_in_batch is None:
+        return 1.0
+    return (labels != -100).sum() / num_items_in_batch
+
+
 def adds_proposal_loss(forward):
     """Wraps the forward of a head: loss + lambda proposal_loss, and ``proposal_loss`` in the output.
 
@@ -77,9 +89,8 @@ def adds_proposal_loss(forward):
         if proposal_loss is not None:
             if output.get("loss") is not None:
                 share = 1.0
-                items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
-                if items is not None and labels is not None and getattr(self, "accepts_loss_kwargs", True):
-                    share = (labels != -100).sum() / items
+                if getattr(self, "accepts_loss_kwargs", True):
+                    share = batch_share(kwargs.get("labels"), kwargs.get("num_items_in_batch"))
                 output["loss"] = output["loss"] + self.config.proposal_loss_weight * share * proposal_loss
             output = with_proposal_loss(type(output))(**output, proposal_loss=proposal_loss)
         return output if return_dict else output.to_tuple()

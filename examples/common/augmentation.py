@@ -69,16 +69,11 @@ def _cutmix(pixels: Tensor, other: Tensor, share: float) -> tuple[Tensor, float]
     return mixed, 1 - (bottom - top) * (right - left) / (height * width)
 
 
-def soft_cross_entropy(smoothing: float, proposal_weight: float) -> Callable:
-    """A loss for the Trainer: cross entropy with classes [B] or soft labels [B, C], smoothed in training.
+def soft_cross_entropy(smoothing: float) -> Callable:
+    """A mean loss for `step_loss`: cross entropy with classes [B] or soft labels [B, C], smoothed in training."""
 
-    Monte Carlo models return the loss of their proposal too; it joins with its weight.
-    """
-
-    def loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
+    def loss(outputs, labels: Tensor) -> Tensor:
         soft = smoothing if torch.is_grad_enabled() else 0.0
-        value = F.cross_entropy(outputs["logits"], labels, label_smoothing=soft)
-        proposal = outputs.get("proposal_loss")
-        return value if proposal is None else value + proposal_weight * proposal
+        return F.cross_entropy(outputs["logits"], labels, label_smoothing=soft)
 
     return loss

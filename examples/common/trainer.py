@@ -1,6 +1,6 @@
 """The Trainer of the scripts: AdamW groups of ITNet, an EMA of the weights, augmentation in training only."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from modeling_itnet import optimizer_param_groups
+from modeling_itnet import ITNetPreTrainedModel, optimizer_param_groups
 
 from .seeded_rows import SeededCollator, numbered
 
@@ -72,6 +72,9 @@ class ExampleTrainer(Trainer):
     def __init__(self, *, train_dataset, data_collator, eval_collator=None, **kwargs):
         seeded = SeededCollator(data_collator, kwargs["args"].seed)
         super().__init__(train_dataset=numbered(train_dataset), data_collator=seeded, **kwargs)
+        if not isinstance(self.accelerator.unwrap_model(self.model), ITNetPreTrainedModel):
+            # Peers accept `num_items_in_batch` and ignore it: their losses are means over the batch.
+            self.model_accepts_loss_kwargs = False
         self.eval_collator = eval_collator or data_collator
         self.weight_average = None
         if self.args.ema_decay is not None:
@@ -93,10 +96,5 @@ class ExampleTrainer(Trainer):
             self.data_collator = collator
 
     def evaluate(self, *args, **kwargs):
-        with self.weight_average.applied() if self.weight_average else _nothing():
+        with self.weight_average.applied() if self.weight_average else nullcontext():
             return super().evaluate(*args, **kwargs)
-
-
-@contextmanager
-def _nothing():
-    yield

@@ -168,7 +168,9 @@ class TestLoss:
         torch.testing.assert_close(output.loss, (output.predictions - labels).square().mean())
         mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
         masked = model(**inputs, labels=labels, query_mask=mask).loss
-        torch.testing.assert_close(masked, (output.predictions - labels).square()[mask.bool()].mean())
+        errors = (output.predictions - labels).square().mean(-1)
+        each = [sample[kept.bool()].mean() for sample, kept in zip(errors, mask, strict=True)]
+        torch.testing.assert_close(masked, torch.stack(each).mean())
 
 
 class TestEveryHead:
