@@ -38,7 +38,6 @@ class PairInputs(NamedTuple):
     w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
     frequencies: Tensor  # [L, s], not differentiable
     is_causal: bool
-    precision: float  # relative rounding error of the positions as the caller gave them
 
     @property
     def has_position_bias(self) -> bool:
@@ -52,7 +51,7 @@ _TENSORS = PairInputs._fields[:17]
 _OPTIONAL = {"measure", "w_y", "w_relative", "w_distance", "w_key", "w_product", "w_mid", "b_mid"}
 _ARGUMENTS = ", ".join(
     [f"Tensor{'?' if name in _OPTIONAL else ''} {name}" for name in _TENSORS]
-    + ["bool is_causal", "float precision", "ScalarType operand_dtype", "str backend"]
+    + ["bool is_causal", "ScalarType operand_dtype", "str backend"]
 )
 
 
@@ -119,7 +118,7 @@ def _backward(ctx, grad_out):
     grads = pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments)
     names = _differentiable(PairInputs(*arguments[:-2]), needs_measure, needs_positions)
     by_name = dict(zip(names, grads, strict=True))
-    return *(by_name.get(name) for name in _TENSORS), None, None, None, None
+    return *(by_name.get(name) for name in _TENSORS), None, None, None
 
 
 pair_sum.register_autograd(_backward, setup_context=_setup_context)

@@ -10,6 +10,9 @@ has no features in it, so batch and heads share it. Two ways to evaluate it, cho
       W_rel . gamma(x_i - y_j) = C_i . gamma(y_j),     C_i = [W_c s_i - W_s c_i ; W_s s_i + W_c c_i]
 
   with W_rel = [W_s; W_c] and gamma(x_i) = [s_i; c_i], so one GEMM with inner size 2L gives all pairs.
+
+Raw coordinates (L = 0) are subtracted first, in :func:`position_dtype`: W_rel x_i - W_rel y_j would cancel far from
+the origin.
 """
 
 import math
@@ -20,6 +23,9 @@ from torch import Tensor
 
 # A displacement table must be this many times smaller than the pairs it serves.
 _TABLE_SAVING = 4
+# How far putting the points on a lattice may move a phase 2 pi B (x - y), in rounding errors of the features' dtype:
+# 2e-5 in float32, of 2 pi. Image grids and text in float32 stay below, at frequencies of some tens.
+_PHASE_ERRORS = 192
 
 
 def position_dtype(device: torch.device) -> torch.dtype:
@@ -64,37 +70,50 @@ class Lattice(NamedTuple):
         return self.queries[start:stop, None] - self.keys[None, :] + middle
 
 
-def find_lattice(query_positions: Tensor, key_positions: Tensor, precision: float) -> Lattice | None:
+def find_lattice(
+    query_positions: Tensor, key_positions: Tensor, precision: float, frequencies: Tensor | None = None
+) -> Lattice | None:
     """The regular lattice that holds all positions (``[n_q, s]``, ``[n_k, s]``), or None if a table would not pay.
 
-    ``precision`` is the relative rounding error of the coordinates: they may be that far off the lattice, no more.
+    A table evaluates the kernel at the lattice's displacements instead of the given ones, and nobody must feel that.
+    ``precision`` is the relative rounding error of the features' dtype. Along each axis a coordinate may be twice that
+    error of the axis' own extent away from the lattice, and all axes together may move no phase of ``frequencies``
+    ``[L, s]`` by more than ``_PHASE_ERRORS`` of it. Coordinates that were rounded more coarsely (far from the origin,
+    or in half precision) are no lattice, unless their rounded values form one.
     """
     num_queries, num_keys = len(query_positions), len(key_positions)
     points = torch.cat([query_positions, key_positions])  # [n, s]
-    tolerance = 4 * precision * float(points.abs().max())
-    steps, sizes, indices = [], [], []
+    steps, sizes, indices, moved = [], [], [], []
     budget = num_queries * num_keys // _TABLE_SAVING
     for coordinate in points.T:
         values = torch.unique(coordinate)  # sorted
-        gaps = values.diff()
-        gaps = gaps[gaps > 2 * tolerance]
-        if len(gaps) == 0:  # all points share this coordinate
+        extent = values[-1] - values[0]
+        if extent == 0:  # all points share this coordinate
             steps.append(values.new_ones(()))
             sizes.append(1)
             indices.append(torch.zeros_like(coordinate, dtype=torch.long))
+            moved.append(torch.zeros_like(extent))
             continue
-        extent = values[-1] - values[0]
-        cells = int((extent / gaps.min()).round())
+        tolerance = 2 * precision * extent
+        gaps = values.diff()
+        gaps = gaps[gaps > 2 * tolerance]  # the others separate roundings of the same lattice point
+        cells = int((extent / gaps.min()).round()) if len(gaps) > 0 else budget
         budget //= 2 * cells + 1
         if budget == 0:
             return None
         step = extent / cells
         index = ((coordinate - values[0]) / step).round()
-        if ((values[0] + index * step - coordinate).abs() > tolerance).any():
+        residual = (values[0] + index * step - coordinate).abs().max()
+        if residual > tolerance:
             return None
         steps.append(step)
         sizes.append(cells + 1)
         indices.append(index.long())
+        moved.append(2 * residual)  # a displacement has two ends
+    if frequencies is not None and len(frequencies) > 0:
+        phases = 2 * math.pi * frequencies.abs().to(points.dtype) @ torch.stack(moved)  # [L]
+        if phases.max() > _PHASE_ERRORS * precision:
+            return None
     flat = indices[0]
     for size, index in zip(sizes[1:], indices[1:], strict=True):
         flat = flat * (2 * size - 1) + index
@@ -112,8 +131,7 @@ class PositionWeights(NamedTuple):
 class PositionBias:
     """P for one set of positions, tile by tile: ``tile(start, stop)`` is [stop - start, w, n_k].
 
-    The row term that raw coordinates (L = 0) put into W_rel (x_i - y_j) is part of P here; gamma(x_i) itself is not:
-    it belongs to the query-only term.
+    gamma(x_i) itself is not in it: it belongs to the query-only term.
     """
 
     def __init__(
@@ -131,7 +149,7 @@ class PositionBias:
         self.query_positions, self.key_positions = query_positions, key_positions
         self.query_features, self.key_features = query_features, key_features
         self.weights = weights
-        self.has_frequencies = len(frequencies) > 0
+        self.has_raw_differences = weights.relative is not None and len(frequencies) == 0
         self.tile_dtype = tile_dtype or key_features.dtype
         self.grad_dtype = grad_dtype or key_features.dtype
         self.lattice = lattice if weights.relative is not None or weights.distance is not None else None
@@ -164,28 +182,32 @@ class PositionBias:
         bias = None
         if coefficients is not None:
             bias = coefficients.to(self.tile_dtype) @ self.key_features.T.to(self.tile_dtype)
-        if self.weights.relative is not None and not self.has_frequencies:
-            bias += (self.query_features[start:stop] @ self.weights.relative.T).unsqueeze(-1)
+        if self.has_raw_differences:
+            term = self.weights.relative @ self._differences(start, stop).mT.to(self.key_features.dtype)
+            bias = term.to(self.tile_dtype) if bias is None else bias.add_(term)
         if self.weights.distance is not None:
-            _, lengths = self._differences(start, stop)
+            lengths = self._lengths(self._differences(start, stop))
             distance, lengths = self.weights.distance.to(self.tile_dtype), lengths.unsqueeze(1).to(self.tile_dtype)
             bias = distance * lengths if bias is None else bias.addcmul_(distance, lengths)  # [t, w, n_k]
         return bias
 
     def _coefficients(self, start: int, stop: int) -> Tensor | None:
-        """C_i with P_i = C_i gamma(y)^T (+ distance): [t, w, F]; None if no group needs it."""
+        """C_i with P_i = C_i gamma(y)^T (+ raw differences and distance): [t, w, F]; None if no group needs it."""
         coefficients = self.weights.y
-        if self.weights.relative is not None:
-            relative = rotate(self.weights.relative, self.query_features[start:stop], self.has_frequencies)
+        if self.weights.relative is not None and not self.has_raw_differences:
+            relative = rotate(self.weights.relative, self.query_features[start:stop])
             coefficients = relative if coefficients is None else relative + coefficients
         elif coefficients is not None:
             coefficients = coefficients.expand(stop - start, *coefficients.shape)
         return coefficients
 
-    def _differences(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """x_i - y_j [t, n_k, s] and its length [t, n_k], in the features' dtype."""
-        differences = self.query_positions[start:stop, None, :] - self.key_positions
-        return differences, torch.linalg.vector_norm(differences, dim=-1).to(self.key_features.dtype)
+    def _differences(self, start: int, stop: int) -> Tensor:
+        """x_i - y_j [t, n_k, s], in the positions' dtype."""
+        return self.query_positions[start:stop, None, :] - self.key_positions
+
+    def _lengths(self, differences: Tensor) -> Tensor:
+        """|x_i - y_j| [t, n_k], in the features' dtype."""
+        return torch.linalg.vector_norm(differences, dim=-1).to(self.key_features.dtype)
 
     def backward(self, start: int, stop: int, grad: Tensor, grads: "PositionGradients") -> None:
         """Adds the tile's part of every gradient, given dL/dP [t, w, n_k]. Always in the bilinear form."""
@@ -198,15 +220,16 @@ class PositionBias:
                 grads.key_features += torch.einsum("tkj,tkf->jf", grad, coefficients)
             if self.weights.y is not None:
                 grads.y += grad_coefficients.sum(0)
-            if self.weights.relative is not None and self.has_frequencies:
+            if self.weights.relative is not None and not self.has_raw_differences:
                 self._rotation_backward(rows, grad_coefficients, grads)
-            elif self.weights.relative is not None:
-                row_grad = grad.sum(-1)  # [t, w]
-                grads.relative += row_grad.T @ self.query_features[rows] - grad_coefficients.sum(0)
-                if grads.needs_positions:
-                    grads.query_features[rows] += row_grad @ self.weights.relative
+        if self.has_raw_differences:
+            grads.relative += (grad @ self._differences(start, stop).to(grad.dtype)).sum(0)
+            if grads.needs_positions:
+                grads.query_positions[rows] += grad.sum(2) @ self.weights.relative
+                grads.key_positions -= grad.sum(0).T @ self.weights.relative
         if self.weights.distance is not None:
-            differences, lengths = self._differences(start, stop)
+            differences = self._differences(start, stop)
+            lengths = self._lengths(differences)
             grads.distance += torch.einsum("tkj,tj->k", grad, lengths).unsqueeze(-1)
             if grads.needs_positions:
                 pull = torch.einsum("tkj,k->tj", grad, self.weights.distance[:, 0])
@@ -237,16 +260,40 @@ class PositionBias:
             grads.query_features[rows] += torch.cat([grad_sine, grad_cosine], dim=-1)
 
 
-def rotate(relative: Tensor, features: Tensor, has_frequencies: bool) -> Tensor:
-    """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): relative [w, F], gamma(x_i) [t, F] -> [t, w, F].
-
-    Raw coordinates need no rotation: the coefficient of y_j in W_rel (x_i - y_j) is -W_rel.
-    """
-    if not has_frequencies:
-        return (-relative).expand(len(features), *relative.shape)
-    sine, cosine = features.unsqueeze(1).chunk(2, dim=-1)  # [t, 1, L]
+def rotate(relative: Tensor, features: Tensor) -> Tensor:
+    """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): W_rel [w, 2L], gamma(x_i) [..., 2L] -> [..., w, 2L]."""
+    sine, cosine = features.unsqueeze(-2).chunk(2, dim=-1)  # [..., 1, L]
     w_sine, w_cosine = relative.chunk(2, dim=-1)  # [w, L]
     return torch.cat([w_cosine * sine - w_sine * cosine, w_sine * sine + w_cosine * cosine], dim=-1)
+
+
+def length(differences: Tensor) -> Tensor:
+    """|v| of [..., s]: [...]. All derivatives at v = 0 are 0: those of sqrt would be infinite."""
+    squared = differences.square().sum(-1)
+    is_positive = squared > 0
+    return torch.where(is_positive, squared.where(is_positive, 1).sqrt(), 0)
+
+
+def position_bias(
+    x: Tensor,  # [b or 1, t, s]
+    y: Tensor,  # [b or 1, t or 1, m, s], the keys of each query
+    gamma_x: Tensor,  # [b or 1, t, F]
+    gamma_y: Tensor,  # [b or 1, t or 1, m, F]
+    weights: PositionWeights,
+    has_frequencies: bool,
+) -> Tensor | None:
+    """P of many samples as a function that autograd differentiates: [b or 1, t, w, m]; None if no group needs it."""
+    factors, terms = weights.y, []  # C_i: [w, F], or with a relative group [b or 1, t, w, F]
+    if weights.relative is not None and has_frequencies:
+        rotated = rotate(weights.relative, gamma_x)
+        factors = rotated if factors is None else rotated + factors
+    if factors is not None:
+        terms.append(factors @ gamma_y.mT)
+    if weights.relative is not None and not has_frequencies:
+        terms.append(weights.relative @ (x.unsqueeze(2) - y).mT.to(gamma_y.dtype))
+    if weights.distance is not None:
+        terms.append(weights.distance * length(x.unsqueeze(2) - y).unsqueeze(2).to(gamma_y.dtype))
+    return sum(terms) if terms else None
 
 
 class PositionGradients:

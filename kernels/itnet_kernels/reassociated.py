@@ -36,7 +36,7 @@ def reassociated_transform(
     with torch.autocast(queries.device.type, enabled=False):
         queries, keys = queries.to(dtype), keys.to(dtype)
         measure = None if measure is None else measure.to(dtype)
-        weights = KernelWeights(*(t.to(dtype) if isinstance(t, Tensor) else t for t in weights))
+        weights = weights.to(dtype)
         out = _pair_sum(
             queries, keys, query_positions, key_positions, weights, measure, is_causal, operand_dtype, backend
         )
@@ -72,7 +72,6 @@ def _pair_sum(
     num_heads, head_dim = queries.shape[2:]
     width = weights.w1.shape[0]
     columns = split_input_weights(weights, head_dim)
-    precision = torch.finfo(query_positions.dtype).eps
     query_positions, key_positions = (x.to(position_dtype(x.device)) for x in (query_positions, key_positions))
     query_features, key_features = (
         fourier_features(x, weights.fourier).to(queries.dtype) for x in (query_positions, key_positions)
@@ -104,7 +103,6 @@ def _pair_sum(
         w2,
         weights.fourier.detach(),
         is_causal,
-        precision,
         operand_dtype,
         backend,
     )

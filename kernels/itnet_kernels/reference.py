@@ -37,7 +37,7 @@ def kernel_matrices(
     Shapes as in :func:`reference_transform`; float32 at least.
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
-    weights = KernelWeights(*(t.to(dtype) if isinstance(t, Tensor) else t for t in weights))
+    weights = weights.to(dtype)
     u_x = queries.to(dtype).unsqueeze(2)  # [B, n_q, 1, H, d_h]
     u_y = keys.to(dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
     hidden = kernel_input(u_x, u_y, query_positions, key_positions, weights)  # [B, n_q, n_k, H, kernel_input_size]

@@ -4,7 +4,7 @@
 
 reassociated as the exact operator is (reassociated.py), with the keys gathered per query:
 
-    pre_im[k] = q_i[k] + Q_i[k] . u_j + C_i[k] . gamma(y_j) + w_d[k] |x_i - y_j|
+    pre_im[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]
     A_i[k, c] = sum_m GELU(pre_im[k]) c_im u_j[c]
     out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + sum_m c_im (b2 u_j)[a]
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from .positions import fourier_features, position_dtype, rotate
+from .positions import PositionWeights, fourier_features, position_bias, position_dtype
 from .validation import batched, check_indices, check_operands, check_per_pair
 from .weights import KernelWeights, split_input_weights
 
@@ -87,7 +87,7 @@ class SampledPairs:
     def __init__(self, queries, keys, query_positions, key_positions, weights: KernelWeights):
         self.out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
         self.queries, self.keys = queries.to(dtype), keys.to(dtype)
-        self.weights = KernelWeights(*(t.to(dtype) if isinstance(t, Tensor) else t for t in weights))
+        self.weights = weights.to(dtype)
         self.num_heads, self.head_dim = keys.shape[2:]
         self.columns = split_input_weights(self.weights, self.head_dim)
         x, y = (batched(p).to(position_dtype(p.device)) for p in (query_positions, key_positions))
@@ -163,8 +163,10 @@ class SampledPairs:
         if columns["u_x"] is not None:
             pre = pre + queries @ columns["u_x"].T
         pre = pre.unsqueeze(-1)
-        bias = self._position_bias(x, gamma_x, take_keys(y, indices), take_keys(gamma_y, indices))
-        if bias is not None:
+        position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
+        drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
+        bias = position_bias(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
+        if bias is not None:  # [b, t, w, M]
             pre = pre + bias.unsqueeze(2)
         pre = pre.expand(*keys.shape[:3], -1, keys.shape[3])  # [b, t, H, w, M]
         virtual = columns["u_y"]  # Q_i[k]: [w, d_h] for all queries, or [b, t, H, w, d_h]
@@ -179,23 +181,6 @@ class SampledPairs:
         if weights.w_mid is not None:
             hidden = gelu(weights.w_mid @ hidden + weights.b_mid[:, None])
         return hidden
-
-    def _position_bias(self, x, gamma_x, y, gamma_y) -> Tensor | None:
-        """P_im[k] from x [b or 1, t, s], gamma(x) and the drawn y [b, t, M, s], gamma(y): [b, t, w, M]."""
-        relative, distance = self.columns["x-y"], self.columns["distance"]
-        factors = self.columns["y"]
-        if relative is not None:
-            has_frequencies = len(self.weights.fourier) > 0
-            rotated = rotate(relative, gamma_x.flatten(0, 1), has_frequencies).unflatten(0, gamma_x.shape[:2])
-            factors = rotated if factors is None else rotated + factors  # C_i [b or 1, t, w, F]
-        bias = None if factors is None else factors @ gamma_y.mT
-        if relative is not None and not has_frequencies:
-            bias = bias + (gamma_x @ relative.T).unsqueeze(-1)
-        if distance is not None:
-            lengths = torch.linalg.vector_norm(x.unsqueeze(2) - y, dim=-1, keepdim=True).mT  # [b, t, 1, M]
-            term = distance * lengths.to(distance.dtype)
-            bias = term if bias is None else bias + term
-        return bias
 
 
 def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:

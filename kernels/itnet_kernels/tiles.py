@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from .positions import PositionBias, PositionGradients, PositionWeights, collect_position_gradients, find_lattice
+from .positions import (
+    Lattice,
+    PositionBias,
+    PositionGradients,
+    PositionWeights,
+    collect_position_gradients,
+    find_lattice,
+)
 
 # Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
@@ -46,7 +53,6 @@ class PairTiles:
         w2: Tensor,  # [H, w * d_h, d_h], rows (k, c), columns a
         frequencies: Tensor,
         is_causal: bool,
-        precision: float,
     ):
         self.queries = queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
@@ -62,7 +68,7 @@ class PairTiles:
         self.position_weights = PositionWeights(w_y, w_relative, w_distance)
         self.has_position_bias = any(weight is not None for weight in self.position_weights)
         self.positions = (query_positions, key_positions, query_features, key_features)
-        self.frequencies, self.precision = frequencies, precision
+        self.frequencies = frequencies
         # The content columns of the first GEMM, and one column for q_i[k] against a row of ones.
         self.has_content = w_key is not None or w_product is not None
         ones = self.keys.new_ones(*self.keys.shape[:3], 1)
@@ -92,9 +98,16 @@ class PairTiles:
         shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in self.positions[:2])
         for b in range(1 if shared else self.batch):
             sample = [t[min(b, len(t) - 1)] for t in self.positions]
-            lattice = find_lattice(sample[0], sample[1], self.precision)
+            lattice = self._lattice(*sample[:2])
             bias = PositionBias(*sample, self.position_weights, self.frequencies, lattice)
             yield bias, slice(0, self.batch) if shared else slice(b, b + 1)
+
+    def _lattice(self, query_positions: Tensor, key_positions: Tensor) -> Lattice | None:
+        relative, distance = self.position_weights.relative, self.position_weights.distance
+        if relative is None and distance is None:
+            return None
+        precision = torch.finfo(self.keys.dtype).eps
+        return find_lattice(query_positions, key_positions, precision, None if relative is None else self.frequencies)
 
     def _query_tiles(self) -> Iterator[tuple[int, int]]:
         per_query = self.width * min(self.num_keys, _TILE_KEYS)

@@ -9,6 +9,7 @@ Any subset may be used; the columns of ``w1`` are the chosen groups in the order
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 #: The seven input groups, in the order of Eq. kernel_input.
@@ -31,6 +32,11 @@ class KernelWeights(NamedTuple):
     inputs: tuple[str, ...] = KERNEL_INPUTS
     w_mid: Tensor | None = None  # [w, w]
     b_mid: Tensor | None = None  # [w]
+
+    def to(self, dtype: torch.dtype) -> "KernelWeights":
+        """The weights in ``dtype``. Frequencies stay as they are: far from the origin, phases feel every digit."""
+        cast = {name: t.to(dtype) for name, t in self._asdict().items() if isinstance(t, Tensor) and name != "fourier"}
+        return self._replace(**cast)
 
 
 def kernel_group_sizes(num_frequencies: int, position_dim: int, head_dim: int) -> dict[str, int]:

@@ -20,15 +20,15 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_opcheck(problem, pair_sum_arguments, name):
-    arguments = pair_sum_arguments(problem(**VARIANTS[name]).to(torch.float32), "tiled")
+    arguments = pair_sum_arguments(problem(**VARIANTS[name]), "tiled")  # float64: opcheck compares to 1e-7
     torch.library.opcheck(torch.ops.itnet.pair_sum, arguments)
 
 
 def test_opcheck_without_measure_or_position_gradients(problem, pair_sum_arguments):
-    inputs = PairInputs(*pair_sum_arguments(problem(n=5).to(torch.float32), "tiled")[:-2])
+    inputs = PairInputs(*pair_sum_arguments(problem(n=5), "tiled")[:-2])
     frozen = ("query_positions", "key_positions", "query_features", "key_features")
     inputs = inputs._replace(measure=None, **{name: getattr(inputs, name).detach() for name in frozen})
-    torch.library.opcheck(torch.ops.itnet.pair_sum, (*inputs, torch.float32, "tiled"))
+    torch.library.opcheck(torch.ops.itnet.pair_sum, (*inputs, torch.float64, "tiled"))
 
 
 def loss_and_gradients(function, problem) -> tuple[torch.Tensor, list[torch.Tensor]]:
