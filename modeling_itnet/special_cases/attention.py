@@ -148,13 +148,15 @@ class MultiheadAttentionOperator(AttentionOperator):
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         keys, values, attn_mask, key_padding_mask = self._extra_keys(keys, values, attn_mask, key_padding_mask)
+        if is_causal and key_padding_mask is None and not need_weights:
+            _check_causal(attn_mask)
         measure, bias = self._masks(attn_mask, key_padding_mask, queries)
         heads = [t.unflatten(2, (module.num_heads, -1)) for t in (queries, keys, values)]
         coordinates = None
         if self.rotary_base is not None:
             coordinates = [rotary_coordinates(t.shape[1], module.head_dim, self.rotary_base, t) for t in heads[:2]]
         out = self.attend(self.kernel, *heads, measure=measure, bias=bias, coordinates=coordinates)
-        out = module.out_proj(out.flatten(2))
+        out = linear(out.flatten(2), module.out_proj.weight, module.out_proj.bias)  # which torch does not call either
         if not batched:
             return out.squeeze(0)
         return out if module.batch_first else out.transpose(0, 1)
@@ -240,6 +242,20 @@ def _rotate(heads: Tensor, coordinates: Tensor) -> Tensor:
     cos, sin = coordinates[..., 1:].unsqueeze(2).chunk(2, dim=-1)  # [B or 1, n, 1, c]
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], -1) * sin
+
+
+def _check_causal(mask: Tensor) -> None:
+    """Raises if the mask [..., n_q, n_k] is not the causal one that `is_causal` says it is.
+
+    nn.MultiheadAttention then takes the hint for the mask, or the mask for the hint, depending on its own settings.
+    """
+    future = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    if not torch.equal(_additive(mask, torch.zeros(())), _additive(future, torch.zeros(())).expand(mask.shape)):
+        raise ValueError(
+            f"`is_causal` is True, but `attn_mask` {list(mask.shape)}, over all keys, is not the causal mask, -inf or "
+            "True where the key comes after the query: nn.MultiheadAttention would ignore one of the two. Pass "
+            "`is_causal=False` to have the mask as it is"
+        )
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:

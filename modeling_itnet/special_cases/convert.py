@@ -14,6 +14,7 @@
 """``from_module``: the ITNet operator that equals a given module, with the module's own weights."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -25,7 +26,8 @@ class Conversion(nn.Module):
     """An ITNet operator in place of ``module``: the module's call, computed as integrals against kernels.
 
     It keeps the module for its parameters and reads them at every call, so that the two share weights and gradients;
-    the module's ``forward`` is never called.
+    the module's ``forward`` is never called. Attributes that the operator does not have are those of the module, for
+    callers that read them: ``operator.weight``, ``operator.batch_first``.
     """
 
     def __init__(self, module: nn.Module):
@@ -36,7 +38,40 @@ class Conversion(nn.Module):
             )
         self.module = module
         self.training = module.training
+        self.check_hooks()
         self.check_dropout()
+
+    def __call__(self, *args, **kwargs):
+        self.check_hooks()
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None or not hasattr(module, name):
+                raise
+            return getattr(module, name)
+
+    def check_hooks(self) -> None:
+        """Raises if the module has hooks of its own: they run when it is called, and the operator never calls it.
+
+        The hooks of modules inside of it run where the module would call these. A parametrization is no hook.
+        """
+        module = self.module
+        hooks = [
+            f"{kind} {getattr(hook, '__name__', None) or type(hook).__name__}"
+            for kind in ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
+            for hook in getattr(module, f"_{kind}s").values()
+        ]
+        if hooks:
+            raise ValueError(
+                f"{type(module).__name__} has hooks ({', '.join(hooks)}), which run when it is called: the operator "
+                "does not call it, and would compute something else. Remove them first: remove_weight_norm, "
+                "remove_spectral_norm or prune.remove of torch.nn.utils. What torch.nn.utils.parametrizations has "
+                "instead needs no hook and can be converted"
+            )
 
     def dropout(self) -> float:
         """Rate of the dropout inside of what the operator replaces."""
@@ -96,22 +131,41 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
         for name, child in parent.named_children()
         if isinstance(child, classes)
     ]
-    for parent, name, child in found:
-        operator = from_module(child, **options)
+    operators = [from_module(child, **options) for _, _, child in found]  # all of them, before any is replaced
+    for (parent, name, _), operator in zip(found, operators, strict=True):
         count = getattr(operator, "num_outputs", 1)
         setattr(parent, name, operator if count == 1 else _Several(operator, count))
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(isinstance(m, _Several) for m in encoder.modules()):
+            encoder.use_nested_tensor = False  # which only its fused layers can read
     return len(found)
 
 
 class _Several(nn.Module):
-    """(output, None, ...) for a caller that unpacks what the original module returns."""
+    """(output, None, ...) for a caller that unpacks what the original module returns, and reads its attributes."""
 
     def __init__(self, operator: nn.Module, count: int):
         super().__init__()
         self.operator, self.count = operator, count
+        # In evaluation, nn.TransformerEncoderLayer computes with the weights of its attention instead of calling it,
+        # unless that has a hook.
+        self.register_forward_pre_hook(_must_be_called)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            operator = self.__dict__.get("_modules", {}).get("operator")
+            if operator is None or not hasattr(operator, name):
+                raise
+            return getattr(operator, name)
 
     def forward(self, *args, **kwargs) -> tuple[Tensor | None, ...]:
         return (self.operator(*args, **kwargs), *(None,) * (self.count - 1))
+
+
+def _must_be_called(module: nn.Module, args: tuple) -> None:
+    """A hook that does nothing."""
 
 
 def _converter(module_class: type) -> Callable[..., nn.Module] | None:

@@ -26,8 +26,8 @@ class SelectiveScanKernel(Kernel):
     """kappa(t, s) = 1[s <= t] sum_n C_n(t) exp(A_cn (S_c(t) - S_c(s))) Delta_c(s) B_n(s), diagonal in the channels c.
 
     S is the running sum of the time steps Delta, so that the exponential is the product of exp(Delta(tau) A) over
-    s < tau <= t: the kernel depends on the signal between its two ends. ``context`` of a call is
-    (A [c, n], Delta [B, T, c], B [B, T, n], C [B, T, n]).
+    s < tau <= t: the kernel depends on the signal between its two ends. S is summed in float64, because it grows with
+    T and only its differences matter. ``context`` of a call is (A [c, n], Delta [B, T, c], B [B, T, n], C [B, T, n]).
     """
 
     def __init__(self, channels: int, state_size: int):
@@ -36,12 +36,12 @@ class SelectiveScanKernel(Kernel):
 
     def prepare(self, u_x, u_y, x, y, context):
         a, step, b, c = context
-        return a, step, step.cumsum(1), b, c
+        return a, step, step.double().cumsum(1), b, c
 
     def forward(self, pairs: Pairs) -> Tensor:
         a, step, total, b, c = pairs.prepared
         elapsed = total[:, pairs.rows].unsqueeze(2) - total[:, pairs.columns].unsqueeze(1)  # [B, t_q, t_k, c]
-        decay = (elapsed.clamp(min=0).unsqueeze(-1) * a).exp()  # [B, t_q, t_k, c, n]
+        decay = (elapsed.clamp(min=0).to(step.dtype).unsqueeze(-1) * a).exp()  # [B, t_q, t_k, c, n]
         weight = c[:, pairs.rows].unsqueeze(2) * b[:, pairs.columns].unsqueeze(1)  # C_n(t) B_n(s)
         kappa = torch.einsum("bijcn,bijn->bijc", decay, weight.to(decay.dtype))
         return (kappa * step[:, None, pairs.columns]).unsqueeze(3)

@@ -113,6 +113,30 @@ def test_attention_is_permutation_equivariant():
     torch.testing.assert_close(operator(moved, moved, moved), operator(u, u, u)[:, order])
 
 
+@pytest.mark.parametrize("kind", ["bool", "float", "heads"])
+def test_the_causal_hint(kind, compare):
+    module = shaken(nn.MultiheadAttention(6, 2, batch_first=True))
+    mask = torch.ones(5, 5).triu(1).bool()
+    mask = {"bool": mask, "float": torch.zeros(5, 5).masked_fill(mask, -torch.inf), "heads": mask.expand(4, 5, 5)}[
+        kind
+    ]
+    call = lambda m, u: m(u, u, u, attn_mask=mask, is_causal=True, need_weights=False)  # noqa: E731
+    compare(module, call, [torch.randn(2, 5, 6)])
+
+
+@pytest.mark.parametrize("options", [{}, {"add_zero_attn": True}])
+def test_a_wrong_causal_hint_is_refused(options):
+    """torch ignores the mask or the hint, depending on whether weights are asked for and on its fast path."""
+    module = shaken(nn.MultiheadAttention(6, 2, batch_first=True, **options)).eval()
+    operator, u = from_module(module), torch.randn(2, 5, 6)
+    mask = torch.ones(5, 5).triu(1 if options else 2).bool()  # an added key is after every query
+    masked = [module(u, u, u, attn_mask=mask, is_causal=True, need_weights=need)[0] for need in (False, True)]
+    assert (masked[0] - masked[1]).norm() > 0.01 * masked[1].norm()
+    with pytest.raises(ValueError, match=r"`attn_mask` \[5, .\], over all keys, is not the causal mask"):
+        operator(u, u, u, attn_mask=mask, is_causal=True, need_weights=False)
+    torch.testing.assert_close(operator(u, u, u, attn_mask=mask, is_causal=True), masked[1])
+
+
 def test_errors():
     module = nn.MultiheadAttention(6, 2, dropout=0.1)
     with pytest.raises(ValueError, match=r"training mode with a dropout of 0.1.*eval"):

@@ -1,10 +1,12 @@
 """Theorem 3 against nn.RNN, nn.LSTM and nn.GRU, and the paper's tanh' kernels as the linearisations that they are."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from modeling_itnet.special_cases import from_module, tangent_slope
+from modeling_itnet.special_cases import from_module, secant_slope, tangent_slope
 from modeling_itnet.special_cases.verify import tangent_error
 
 
@@ -39,6 +41,68 @@ def test_recurrent_modules(kind, seed, draw, compare):
         return m(u, (hx if "lstm" in kind else hx[0]) if hx else None)
 
     compare(module, call, [torch.randn(*axes, features), *states])
+
+
+def saturated(module_class, size, length, gain):
+    """A module whose recurrent weights saturate its activations, a signal, and the direction of its gradients."""
+    torch.manual_seed(0)
+    module = module_class(4, size, batch_first=True)
+    for name, parameter in module.named_parameters():
+        if "weight_hh" in name:
+            nn.init.normal_(parameter, std=gain / size**0.5)
+    return module, torch.randn(1, length, 4), torch.randn(1, length, size)
+
+
+def outputs_and_gradients(call, module, u, upstream):
+    u = u.clone().requires_grad_()
+    out = call(u)
+    out = out[0] if isinstance(out, tuple) else out
+    return [out, *torch.autograd.grad(out, [u, *module.parameters()], upstream)]
+
+
+@pytest.mark.parametrize(
+    ("module_class", "size", "length", "gain"),
+    [(nn.RNN, 32, 220, 1.5), (nn.RNN, 8, 300, 1.5), (nn.GRU, 12, 200, 3.0), (nn.LSTM, 12, 200, 3.0)],
+)
+def test_saturation_over_long_times(module_class, size, length, gain):
+    """In float32 and float64 the operator loses no more digits than the module itself does in float32.
+
+    How much a recurrence amplifies rounding errors is measured on the module: float32 against float64. The operator
+    may lose 100 times as much, since it adds up more terms; products of secant slopes lose all digits.
+    """
+    module, u, upstream = saturated(module_class, size, length, gain)
+    single = copy.deepcopy(module).float()
+    exact = outputs_and_gradients(module, module, u, upstream)
+    own = outputs_and_gradients(single, single, u.float(), upstream.float())
+    for twin in (module, single):
+        dtype = twin.weight_hh_l0.dtype
+        arguments = twin, u.to(dtype), upstream.to(dtype)
+        unit = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+        for actual, want, rounded in zip(
+            outputs_and_gradients(from_module(twin), *arguments), exact, own, strict=True
+        ):
+            amplified = (rounded.double() - want).norm() / want.norm() + length**0.5 * torch.finfo(torch.float32).eps
+            assert (actual.double() - want).norm() / want.norm() < 100 * amplified * unit
+
+
+def test_secant_slopes_leave_no_rest_and_lose_digits():
+    """The integral of [u; 1] with the bias alone in the constant channel: exact for short signals only."""
+    module, u, _ = saturated(nn.RNN, 32, 220, 1.5)
+    with torch.no_grad():
+        errors = (from_module(module, slope=secant_slope)(u) - module(u)[0]).abs().amax((0, 2))
+    assert errors[:10].max() < 1e-12
+    assert errors.max() > 1e-6
+
+
+def test_a_chaotic_recurrence_is_refused():
+    """Its float32 and float64 outputs have nothing in common, and neither has its integral."""
+    module, u, _ = saturated(nn.RNN, 32, 200, 6.0)
+    with torch.no_grad():
+        assert (module(u)[0] - copy.deepcopy(module).float()(u.float())[0]).abs().max() > 0.5
+        with pytest.raises(
+            ArithmeticError, match=r"RNN amplifies rounding errors too much for torch.float64 over 200"
+        ):
+            from_module(module)(u)
 
 
 def test_linear_recurrence(compare):

@@ -21,7 +21,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.vit import modeling_vit
 
-from modeling_itnet.special_cases import from_module, swap_modules
+from modeling_itnet.special_cases import IntegralOperator, SelectiveScanKernel, from_module, swap_modules
 
 ViTSelfAttention = getattr(modeling_vit, "ViTAttention", None) or modeling_vit.ViTSelfAttention
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
@@ -132,6 +132,25 @@ def test_mamba_mixer(seed, draw, compare):
     length = draw.randint(1, 40)
     mask = (torch.arange(length) < torch.tensor([[length], [1 + length // 2]])).long() if draw.random() < 0.5 else None
     compare(module, lambda m, u: m(u, attention_mask=mask), [torch.randn(2, length, config.hidden_size)])
+
+
+def test_selective_scan_over_long_times():
+    """The sum S of the time steps grows to 6,000, where float32 has steps of 5e-4: differences need more."""
+    torch.manual_seed(0)
+    length, channels, states = 2000, 2, 3
+    a, step = -0.1 * torch.rand(channels, states), 2 + 2 * torch.rand(1, length, channels)
+    b, c, u = torch.randn(1, length, states), torch.randn(1, length, states), torch.randn(1, length, channels)
+    state, expected = torch.zeros(channels, states), []
+    for t in range(length):
+        decay = (step[0, t, :, None] * a).exp()
+        state = decay * state + (step[0, t] * u[0, t])[:, None] * b[0, t]
+        expected.append(state @ c[0, t])
+    operator = IntegralOperator(SelectiveScanKernel(channels, states), is_causal=True, measure="counting")
+    context = tuple(t.float() for t in (a, step, b, c))
+    actual = operator(u.float(), torch.arange(length).unsqueeze(1), context=context)
+    expected = torch.stack(expected).unsqueeze(0)
+    # Half a dozen roundings in each of the terms, of which about 1 / (0.1 * 3) count.
+    assert (actual - expected).norm() < 10 * torch.finfo(torch.float32).eps * expected.norm()
 
 
 def test_errors():

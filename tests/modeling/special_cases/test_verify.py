@@ -1,9 +1,11 @@
 """The table of `itnet verify`, and the witnesses in it."""
 
 import dataclasses
+import logging
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
 from modeling_itnet.special_cases import witnesses
 from modeling_itnet.special_cases.verify import TheoremRow, theorem_table
@@ -24,6 +26,20 @@ def test_the_table_is_reproducible_and_leaves_no_trace():
     assert first == second
     assert torch.get_default_dtype() == torch.float32
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_is_quiet(monkeypatch):
+    """Transformers warns, once per process, that a Mamba without its CUDA packages is slow."""
+    records = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    transformers_logging.warning_once.cache_clear()
+    transformers_logging.add_handler(handler)
+    try:
+        theorem_table(0)
+    finally:
+        transformers_logging.remove_handler(handler)
+    assert [record.getMessage() for record in records] == []
 
 
 def test_a_row_can_fail():
