@@ -1,30 +1,10 @@
-"""The scripts as modules, and tiny data for each."""
+"""Runs a script in the process of the test."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import datasets
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (str(ROOT / "examples"), str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def load_script():
-    """Name of a file in examples/ -> its module."""
-    sys.path[:0] = FOLDERS
-    yield importlib.import_module
-    for folder in FOLDERS:
-        sys.path.remove(folder)
-
-
-@pytest.fixture(scope="session")
-def tiny_data(load_script, tmp_path_factory):
-    """Script -> folder of its data."""
-    return load_script("tiny_data").write(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
