@@ -13,9 +13,12 @@
 # limitations under the License.
 """The factors of a low-rank kernel (§lowrank_impl of the paper)."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
+from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Factor, LowRankState, fourier_features, low_rank_transform
@@ -26,12 +29,20 @@ class ITNetFactor(nn.Module):
 
     def __init__(self, config: ITNetConfig, init_scale: float):
         super().__init__()
-        self.position_size, self.init_scale = config.position_size, init_scale
+        self.position_size = config.position_size
+        self.init_std, self.init_scale = config.initializer_range, init_scale
         heads, rank, width = config.num_attention_heads, config.rank, config.factor_hidden_size
         self.w1 = nn.Parameter(torch.empty(width, config.position_size + config.head_dim))
         self.b1 = nn.Parameter(torch.empty(width))
         self.w2 = nn.Parameter(torch.empty(heads, rank, config.head_dim, width))
         self.b2 = nn.Parameter(torch.empty(heads, rank, config.head_dim))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        init.normal_(self.w1, std=self.init_std)
+        init.normal_(self.w2, std=self.init_scale / math.sqrt(self.w2.shape[-1]))
+        init.zeros_(self.b1)
+        init.zeros_(self.b2)
 
     def forward(self, heads: Tensor, gamma: Tensor) -> Factor:
         """heads [B, n, H, d_h], gamma [n, F] or [B, n, F]; the output layer is left to the operator."""
@@ -49,10 +60,20 @@ class ITNetFactors(nn.Module):
 
     def __init__(self, config: ITNetConfig):
         super().__init__()
-        self.is_causal = config.is_causal
+        self.config = config
         self.phi = ITNetFactor(config, init_scale=config.kernel_init_scale)
         self.psi = ITNetFactor(config, init_scale=1.0)
         self.bias = nn.Parameter(torch.empty(config.num_attention_heads, config.head_dim, config.head_dim))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.phi.reset_parameters()
+        self.psi.reset_parameters()
+        init.copy_(self.bias, torch.eye(self.bias.shape[-1], device="cpu").expand(self.bias.shape))
+
+    @property
+    def is_causal(self) -> bool:
+        return self.config.is_causal
 
     def forward(
         self,

@@ -57,13 +57,14 @@ class ITNetQueryLayer(nn.Module):
         z(q) = v(q) + W^O [ sum_j omega_j kappa^(h)(q, y_j, LN(v)(q), u_j) u_j^(h) ]_h + W_theta LN(v)(q)
         w(q) = LN(z(q) + F(LN(z)(q)))
 
-    The integral is exact whatever the integration mode of the layers: its cost is m n.
+    The integral is exact whatever the integration mode of the layers: its cost is m n. In a causal model the queries
+    are the positions, and query i sees y_1..y_i alone.
     """
 
     def __init__(self, config: ITNetConfig, position_size: int):
         super().__init__()
         size = config.hidden_size
-        self.num_heads, self.backend = config.num_attention_heads, config.backend
+        self.config = config
         self.position_projection = nn.Linear(position_size, size, bias=False)
         self.query_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.kernel = ITNetKernel(config)
@@ -83,17 +84,19 @@ class ITNetQueryLayer(nn.Module):
         query_positions: Tensor,  # [m, s] or [B, m, s]
     ) -> Tensor:
         """w [B, m, d]."""
-        hidden_states = shepard_interpolation(features, positions, measure, query_positions)
+        num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
+        hidden_states = shepard_interpolation(features, positions, measure, query_positions, is_causal)
         hidden_states = hidden_states + self.position_projection(fourier(query_positions).to(features.dtype))  # v
         queries = self.query_norm(hidden_states)
         integral = integral_transform(
-            features.unflatten(-1, (self.num_heads, -1)),
+            features.unflatten(-1, (num_heads, -1)),
             positions,
             self.kernel(fourier.frequencies),
             measure=measure,
-            queries=queries.unflatten(-1, (self.num_heads, -1)),
+            queries=queries.unflatten(-1, (num_heads, -1)),
             query_positions=query_positions,
-            backend=self.backend,
+            is_causal=is_causal,
+            backend=self.config.backend,
         )
         hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
         hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
@@ -140,7 +143,8 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
         positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
             Where they were taken. Without the first axis the batch shares them.
         query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, position_dim)`, *optional*):
-            Where the output function is wanted, with or without the first axis. Default: at `positions`.
+            Where the output function is wanted, with or without the first axis. Default: at `positions`; a causal
+            model has no other choice, as it sees the past by the order of `positions`.
         measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
             Quadrature weights of the positions; normalised to sum to 1. Uniform if not given.
         query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
@@ -158,7 +162,7 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
             **kwargs,
         )
         features = outputs.last_hidden_state
-        query_positions = self._queries(positions if query_positions is None else query_positions, features.shape[0])
+        query_positions = self._queries(query_positions, positions, features.shape[0])
         hidden_states = self.decoder(
             self.itnet.fourier,
             features,
@@ -170,8 +174,14 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
         loss = self._loss(predictions, labels, query_mask) if labels is not None else None
         return SignalRegressionOutput(loss=loss, predictions=predictions, hidden_states=outputs.hidden_states)
 
-    def _queries(self, query_positions: Tensor, batch: int) -> Tensor:
+    def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
         dim = self.config.position_dim
+        if query_positions is not None and self.config.is_causal:
+            raise ValueError(
+                f"`query_positions` {list(query_positions.shape)} cannot be given to a causal model (`is_causal`): "
+                "what an output may see follows from its place among `positions`"
+            )
+        query_positions = positions if query_positions is None else query_positions
         shape = list(query_positions.shape)
         if len(shape) not in (2, 3) or shape[-1] != dim or shape[-2] == 0 or (len(shape) == 3 and shape[0] != batch):
             raise ValueError(f"`query_positions` {shape} must be [queries, {dim}] or [{batch}, queries, {dim}]")

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configuration_itnet import ITNetConfig
 
-from .integration import Anchors
+from .integration import Plan
 from .operator import ITNetOperator
 
 
@@ -64,7 +64,7 @@ class ITNetLayer(GradientCheckpointingLayer):
     def __init__(self, config: ITNetConfig, index: int):
         super().__init__()
         self.operator_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.operator = ITNetOperator(config)
+        self.operator = ITNetOperator(config, initialize=False)  # the model does
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.feed_forward = ITNetFeedForward(config)
@@ -78,15 +78,15 @@ class ITNetLayer(GradientCheckpointingLayer):
         frequencies: Tensor,
         neighbors: Tensor | None = None,
         edge_gate: Tensor | None = None,
-        anchors: Anchors | None = None,
+        plan: Plan | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal.
 
-        frequencies B [L, s], anchors as in :class:`ITNetOperator`, the rest as in :class:`Signal`.
+        frequencies B [L, s], plan as in :class:`ITNetOperator`, the rest as in :class:`Signal`.
         """
         features = self.operator_norm(hidden_states)
-        mixed = self.operator(features, positions, measure, frequencies, neighbors, edge_gate, anchors)
-        proposal_loss = self.operator.proposal_loss(features, positions, measure, frequencies)
+        mixed = self.operator(features, positions, measure, frequencies, neighbors, edge_gate, plan)
+        proposal_loss = self.operator.proposal_loss(features, positions, measure, frequencies, plan)
         hidden_states = hidden_states + self.drop_path(self.dropout(mixed))
         hidden_states = hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
         return hidden_states, proposal_loss

@@ -29,10 +29,10 @@ from configuration_itnet import ITNetConfig
 from .domain import Signal, check_tensor
 from .encoders import ENCODERS, ITNetGraphEncoder, ITNetImageEncoder
 from .factors import ITNetFactor, ITNetFactors
-from .integration import Anchors, ITNetAnchors, needs_anchors
+from .integration import ITNetAnchors, Plan, integration_plan, needs_anchors
 from .layers import ITNetLayer
 from .low_rank_fit import LowRankReport, fit_low_rank
-from .operator import ITNetFourierFeatures, ITNetKernel, check_parts
+from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, reset_linear
 from .operator_inputs import find_operators
 from .outputs import ITNetModelOutput, adds_proposal_loss
 from .positional import takes_main_input_first
@@ -144,23 +144,9 @@ class ITNetPreTrainedModel(PreTrainedModel):
         """
         super()._init_weights(module)
         std = self.config.initializer_range
-        if isinstance(module, ITNetFourierFeatures):
-            init.copy_(module.frequencies, module.draw())
-        elif isinstance(module, ITNetKernel):
-            width = module.w1.shape[0]
-            init.normal_(module.w1, std=std)
-            init.zeros_(module.b1)
-            if module.w_mid is not None:
-                init.normal_(module.w_mid, std=1 / math.sqrt(width))
-                init.zeros_(module.b_mid)
-            init.normal_(module.w2, std=module.init_scale / math.sqrt(width))
-            init.copy_(module.b2, torch.eye(module.head_dim, device="cpu").flatten().expand(module.b2.shape))
-        elif isinstance(module, ITNetFactor):
-            init.normal_(module.w1, std=std)
-            init.normal_(module.w2, std=module.init_scale / math.sqrt(module.w2.shape[-1]))
-            init.zeros_(module.b1)
-            init.zeros_(module.b2)
-        elif isinstance(module, ITNetFactors):
+        if isinstance(module, (ITNetFourierFeatures, ITNetKernel, ITNetFactor)):
+            module.reset_parameters()
+        elif isinstance(module, ITNetFactors):  # its two factors come by themselves
             init.copy_(module.bias, torch.eye(module.bias.shape[-1], device="cpu").expand(module.bias.shape))
         elif isinstance(module, ITNetImageEncoder) and module.cls_token is not None:
             init.normal_(module.cls_token, std=std)
@@ -168,13 +154,8 @@ class ITNetPreTrainedModel(PreTrainedModel):
             init.constant_(module.gate_root, math.sqrt(self.config.edge_gate_init))
         elif isinstance(module, nn.Conv2d):
             init.trunc_normal_(module.weight, std=std)
-        elif (scheme := getattr(module, "initialization", None)) == "identity":
-            init.eye_(module.weight)
-        elif scheme == "position":  # W_pos gamma(x) is as large as a token embedding: |gamma(x)|^2 is half its length
-            init.normal_(module.weight, std=std * math.sqrt(2 / module.weight.shape[1]))
-        elif scheme is not None:
-            depth = self.config.num_hidden_layers
-            init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2 * depth) if scheme == "xavier_output" else 1)
+        elif hasattr(module, "initialization"):
+            reset_linear(module, self.config)
 
 
 def _hub():
@@ -284,7 +265,7 @@ class ITNetModel(ITNetPreTrainedModel):
         self._check_inputs(given)
         signal = self.encoder(self.fourier, **given)
         hidden_states, proposal_losses = signal.features, []
-        anchors = self._find_anchors(signal)
+        plan = self._plan(signal, is_padded="attention_mask" in given or "measure" in given)
         for layer in self.layers:
             hidden_states, proposal_loss = layer(
                 hidden_states,
@@ -293,7 +274,7 @@ class ITNetModel(ITNetPreTrainedModel):
                 self.fourier.frequencies,
                 signal.neighbors,
                 signal.edge_gate,
-                anchors,
+                plan,
             )
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
@@ -309,11 +290,15 @@ class ITNetModel(ITNetPreTrainedModel):
         loss, self._proposal_loss = self._proposal_loss, None
         return loss
 
-    def _find_anchors(self, signal: Signal) -> Anchors | None:
-        """Anchors of the signal's domain, which all layers share; None where nothing is integrated over anchors."""
-        if not needs_anchors(self.config, signal.features.shape[1], self.training):
-            return None
-        return self.anchors(signal.positions, signal.measure, self.config.num_samples, self.config.is_causal)
+    def _plan(self, signal: Signal, is_padded: bool) -> Plan:
+        """How the samples are integrated, with the anchors of their domains: the same in all layers."""
+        plan = []
+        for group in integration_plan(self.config, signal.measure, is_padded):
+            if needs_anchors(self.config, group.mode, signal.measure.shape[1], self.training):
+                domain = group.domain(signal.positions, signal.measure)
+                group = group._replace(anchors=self.anchors(*domain, self.config.num_samples, self.config.is_causal))
+            plan.append(group)
+        return plan
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
         """Exactly one of the encoder's required inputs, and nothing it does not know; all are tensors of samples."""

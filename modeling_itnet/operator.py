@@ -13,10 +13,12 @@
 # limitations under the License.
 """The multi-head ITNet operator as a module, and the Fourier features of positions."""
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import (
@@ -28,8 +30,9 @@ from itnet_kernels import (
     sampled_transform,
 )
 
+from .domain import uniform_measure
 from .factors import ITNetFactors
-from .integration import Anchors, ITNetAnchors, integration_mode, needs_anchors
+from .integration import Anchors, Group, ITNetAnchors, Plan, integration_plan, merge, needs_anchors
 from .proposal import ITNetProposal, draw_from_measure
 
 
@@ -50,6 +53,9 @@ class ITNetFourierFeatures(nn.Module):
         generator = torch.Generator("cpu").manual_seed(self.seed)
         # The dtype is explicit: `from_config(..., dtype=...)` changes the default while the model is built.
         return self.scale * torch.randn(*self.shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    def reset_parameters(self) -> None:
+        init.copy_(self.frequencies, self.draw())
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions [..., s] -> [..., 2L] in float32 (the coordinates themselves if L = 0)."""
@@ -75,7 +81,7 @@ class ITNetKernel(nn.Module):
         super().__init__()
         self.inputs = tuple(config.kernel_inputs)
         self.head_dim = config.head_dim
-        self.init_scale = config.kernel_init_scale
+        self.init_std, self.init_scale = config.initializer_range, config.kernel_init_scale
         width = config.kernel_hidden_size
         heads = config.num_attention_heads if config.kernel_output_sharing == "per_head" else 1
         self.w1 = nn.Parameter(torch.empty(width, config.kernel_input_size))
@@ -88,6 +94,18 @@ class ITNetKernel(nn.Module):
         self.w2 = nn.Parameter(torch.empty(heads, self.head_dim**2, width))
         self.b2 = nn.Parameter(torch.empty(heads, self.head_dim**2))
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """W2 is small and b2 the identity: the head starts as the mean of the signal."""
+        width = self.w1.shape[0]
+        init.normal_(self.w1, std=self.init_std)
+        init.zeros_(self.b1)
+        if self.w_mid is not None:
+            init.normal_(self.w_mid, std=1 / math.sqrt(width))
+            init.zeros_(self.b_mid)
+        init.normal_(self.w2, std=self.init_scale / math.sqrt(width))
+        init.copy_(self.b2, torch.eye(self.head_dim, device="cpu").flatten().expand(self.b2.shape))
+
     def forward(self, frequencies: Tensor) -> KernelWeights:
         return KernelWeights(
             self.w1, self.b1, self.w2, self.b2, frequencies, self.inputs, w_mid=self.w_mid, b_mid=self.b_mid
@@ -99,15 +117,18 @@ class ITNetOperator(nn.Module):
 
     ``config.integration_mode`` says how the integral is taken (docs/integration.md); the operator owns the parameters
     of the modes that the configuration names: ``kernel`` (exact and Monte Carlo), ``proposal`` (Monte Carlo, in
-    training), ``factors`` (low rank).
+    training), ``factors`` (low rank). It initialises itself, unless a model does that for its layers, and can stand
+    alone::
+
+        config = ITNetConfig(modality="signal", position_dim=2, hidden_size=64, num_attention_heads=4)
+        operator = ITNetOperator(config)
+        out = operator(torch.randn(8, 100, 64), torch.rand(100, 2))  # [8, 100, 64], a uniform measure
     """
 
-    def __init__(self, config: ITNetConfig):
+    def __init__(self, config: ITNetConfig, *, initialize: bool = True):
         super().__init__()
         self.config = config
         self.num_heads = config.num_attention_heads
-        self.is_causal = config.is_causal
-        self.backend = config.backend
         modes = config.integration_modes
         self.kernel = ITNetKernel(config) if modes != ("low_rank",) else None
         self.factors = ITNetFactors(config) if "low_rank" in modes else None
@@ -115,27 +136,47 @@ class ITNetOperator(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W^O
         self.residual = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W_theta
         self.output.initialization, self.residual.initialization = "xavier_output", "identity"
+        if initialize:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """App. init of the paper, as for the operators of a model."""
+        for part in (self.kernel, self.factors, self.proposal):
+            if part is not None:
+                part.reset_parameters()
+        for linear in (self.output, self.residual):
+            reset_linear(linear, self.config)
+
+    @property
+    def is_causal(self) -> bool:
+        return self.config.is_causal
 
     def forward(
         self,
         features: Tensor,
         positions: Tensor,
-        measure: Tensor,
-        frequencies: Tensor,
+        measure: Tensor | None = None,
+        frequencies: Tensor | None = None,
         neighbors: Tensor | None = None,
         edge_gate: Tensor | None = None,
-        anchors: Anchors | None = None,
+        plan: Plan | None = None,
     ) -> Tensor:
         """features [B, n, d], positions [n, s] or [B, n, s], measure [B, n], neighbors [B, n, m] -> [B, n, d].
 
-        With ``neighbors`` the kernel is multiplied by 1[edge] + lambda, lambda = ``edge_gate`` (App. enc_graph).
-        ``anchors`` of the domain save finding them again in every layer.
+        The measure is 0 on padding; None is the uniform one, 1/n. ``frequencies`` B [L, s] are by default those of a
+        model of this configuration. With ``neighbors`` the kernel is multiplied by 1[edge] + lambda, lambda =
+        ``edge_gate`` (App. enc_graph). ``plan``, how the samples are integrated, saves finding it in every layer.
         """
-        integral = self.integral(features, positions, measure, frequencies, anchors)
+        is_padded = measure is not None
+        measure = measure if is_padded else uniform_measure(features, None)
+        plan = integration_plan(self.config, measure, is_padded) if plan is None else plan
+        if frequencies is None:
+            frequencies = ITNetFourierFeatures(self.config).frequencies.to(features.device)
+        integral = self.integral(features, positions, measure, frequencies, plan)
         if neighbors is not None:
-            edges = self.edge_integral(features, positions, measure, frequencies, neighbors)
+            edges = self.edge_integral(features, positions, measure, frequencies, neighbors, plan)
             integral = edge_gate.to(edges.dtype) * integral + edges
-        return self.output(integral) + self.residual(features)
+        return self._joined(self.output(integral) + self.residual(features), plan)
 
     def integral(
         self,
@@ -143,18 +184,26 @@ class ITNetOperator(nn.Module):
         positions: Tensor,
         measure: Tensor,
         frequencies: Tensor,
-        anchors: Anchors | None = None,
+        plan: Plan | None = None,
     ) -> Tensor:
         """The heads' integrals side by side, before W^O: [B, n, d]."""
+        plan = integration_plan(self.config, measure) if plan is None else plan
+        parts = [
+            self._integral(group, group.select(features), *group.domain(positions, measure), frequencies)
+            for group in plan
+        ]
+        return merge(plan, parts)
+
+    def _integral(self, group: Group, features: Tensor, positions: Tensor, measure: Tensor, frequencies) -> Tensor:
+        """The same of the samples of one group, in its mode."""
         heads = self._heads(features)
-        mode = integration_mode(self.config, features.shape[1])
-        self._check_parts(mode)
-        if mode == "low_rank":
+        self._check_parts(group.mode)
+        if group.mode == "low_rank":
             out, _ = self.factors(heads, positions, measure, frequencies)
-        elif mode == "monte_carlo" and self.training:
+        elif group.mode == "monte_carlo" and self.training:
             out = self._sampled_integral(features, positions, measure, frequencies)
-        elif needs_anchors(self.config, features.shape[1], self.training):
-            out = self._anchored_integral(heads, positions, measure, frequencies, anchors)
+        elif needs_anchors(self.config, group.mode, features.shape[1], self.training):
+            out = self._anchored_integral(heads, positions, measure, frequencies, group.anchors)
         else:
             out = integral_transform(
                 heads,
@@ -162,33 +211,48 @@ class ITNetOperator(nn.Module):
                 self.kernel(frequencies),
                 measure=measure,
                 is_causal=self.is_causal,
-                backend=self.backend,
+                backend=self.config.backend,
             )
         return out.flatten(-2)
 
     def edge_integral(
-        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, neighbors: Tensor
+        self,
+        features: Tensor,
+        positions: Tensor,
+        measure: Tensor,
+        frequencies: Tensor,
+        neighbors: Tensor,
+        plan: Plan | None = None,
     ) -> Tensor:
         """The heads' integrals over the edges of each query only, all of them in every mode: [B, n, d]."""
-        heads = self._heads(features)
-        indices = neighbors.clamp(min=0)
-        omega = measure.gather(1, indices.flatten(1)).view(indices.shape) * (neighbors >= 0)  # [B, n, m]
-        if integration_mode(self.config, features.shape[1]) == "low_rank":
-            phi, psi = self.factors.factors(heads, positions, frequencies)
-            bias = self.factors.bias
-            out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
-        else:
-            out = sampled_transform(heads, positions, self.kernel(frequencies), indices=indices, coefficients=omega)
-        return out.flatten(-2)
+        plan = integration_plan(self.config, measure) if plan is None else plan
+        parts = []
+        for group in plan:
+            heads, indices = self._heads(group.select(features)), group.select(neighbors)
+            x, omega = group.domain(positions, measure)
+            omega = omega.gather(1, indices.clamp(min=0).flatten(1)).view(indices.shape) * (indices >= 0)  # [b, n, m]
+            indices = indices.clamp(min=0)
+            if group.mode == "low_rank":
+                phi, psi = self.factors.factors(heads, x, frequencies)
+                bias = self.factors.bias
+                out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
+            else:
+                out = sampled_transform(heads, x, self.kernel(frequencies), indices=indices, coefficients=omega)
+            parts.append(out.flatten(-2))
+        return merge(plan, parts)
 
     def proposal_loss(
-        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor
+        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, plan: Plan | None = None
     ) -> Tensor | None:
-        """What trains the proposal; None where there is nothing to train."""
-        trains = self.training and integration_mode(self.config, features.shape[1]) == "monte_carlo"
-        if not trains or self.proposal is None:
+        """What trains the proposal, over the samples that it is drawn for; None where there is nothing to train."""
+        if not self.training or self.proposal is None:
             return None
-        return self.proposal.loss(features, positions, measure, frequencies, self.kernel(frequencies))
+        plan = integration_plan(self.config, measure) if plan is None else plan
+        for group in plan:
+            if group.mode == "monte_carlo":
+                domain = group.domain(positions, measure)
+                return self.proposal.loss(group.select(features), *domain, frequencies, self.kernel(frequencies))
+        return None
 
     def _sampled_integral(self, features, positions, measure, frequencies) -> Tensor:
         """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
@@ -212,8 +276,7 @@ class ITNetOperator(nn.Module):
         anchors = ITNetAnchors()(positions, measure, count, self.is_causal) if anchors is None else anchors
         kernel = self.kernel(frequencies)
         if self.is_causal:
-            indices = anchors.indices.unsqueeze(1).expand(anchors.measure.shape)  # [B, n, M]
-            return sampled_transform(heads, positions, kernel, indices=indices, coefficients=anchors.measure)
+            return sampled_transform(heads, positions, kernel, indices=anchors.indices, coefficients=anchors.measure)
         samples = torch.arange(heads.shape[0], device=heads.device)[:, None]
         return integral_transform(
             heads[samples, anchors.indices],
@@ -222,8 +285,24 @@ class ITNetOperator(nn.Module):
             measure=anchors.measure,
             queries=heads,
             query_positions=positions,
-            backend=self.backend,
+            backend=self.config.backend,
         )
+
+    def _joined(self, out: Tensor, plan: Plan) -> Tensor:
+        """``out``, with a gradient of 0 for the parameters of modes that no sample of this batch takes.
+
+        Processes that train together must agree on which parameters have gradients, and their batches may differ.
+        """
+        if not (self.training and torch.is_grad_enabled() and _has_company()):
+            return out
+        modes = {group.mode for group in plan}
+        unused = [self.kernel] if modes == {"low_rank"} else []
+        unused += [self.factors] if "low_rank" not in modes else []
+        unused += [self.proposal] if "monte_carlo" not in modes else []
+        for part in unused:
+            for parameter in part.parameters() if part is not None else ():
+                out = out + parameter.flatten()[:0].sum().to(out.dtype)
+        return out
 
     def _heads(self, features: Tensor) -> Tensor:
         return features.unflatten(-1, (self.num_heads, -1))  # [B, n, H, d_h]
@@ -232,9 +311,9 @@ class ITNetOperator(nn.Module):
         """A new proposal, unless there is one or Monte Carlo integration samples from the measure."""
         if self.proposal is None and self.config.has_proposal:
             weight = self.output.weight
-            self.proposal = ITNetProposal(self.config).to(weight.device, weight.dtype).train(self.training)
-            for linear in (self.proposal.query, self.proposal.key):
-                nn.init.normal_(linear.weight, std=self.config.initializer_range)
+            self.proposal = ITNetProposal(self.config)
+            self.proposal.reset_parameters()
+            self.proposal.to(weight.device, weight.dtype).train(self.training)
 
     def _check_parts(self, mode: str) -> None:
         """The mode may have been changed after the parameters were made."""
@@ -243,6 +322,24 @@ class ITNetOperator(nn.Module):
             raise ValueError(
                 f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
             )
+
+
+def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:
+    """Initialises a linear layer as its attribute ``initialization`` says."""
+    scheme = linear.initialization
+    if scheme == "identity":
+        init.eye_(linear.weight)
+    elif scheme == "position":  # W_pos gamma(x) is as large as a token embedding: |gamma(x)|^2 is half its length
+        init.normal_(linear.weight, std=config.initializer_range * math.sqrt(2 / linear.weight.shape[1]))
+    else:
+        gain = 1 / math.sqrt(2 * config.num_hidden_layers) if scheme == "xavier_output" else 1
+        init.xavier_uniform_(linear.weight, gain=gain)
+
+
+def _has_company() -> bool:
+    """Whether several processes train together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 # What to do about missing parameters.

@@ -17,6 +17,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import KernelWeights, fourier_features, integrand_norms
@@ -43,6 +44,11 @@ class ITNetProposal(nn.Module):
         size = config.position_size + config.hidden_size
         self.query = nn.Linear(size, config.proposal_size, bias=False)  # W_a
         self.key = nn.Linear(size, config.proposal_size, bias=False)  # W_b
+
+    def reset_parameters(self) -> None:
+        """Close to the measure: scores are small."""
+        for linear in (self.query, self.key):
+            init.normal_(linear.weight, std=self.config.initializer_range)
 
     def forward(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
         """p for all pairs: [B, n, n]. For small inputs; :meth:`draw` never holds more than a tile of it."""

@@ -36,12 +36,16 @@ def position_dtype(device: torch.device) -> torch.dtype:
 def fourier_features(positions: Tensor, frequencies: Tensor) -> Tensor:
     """gamma(x) = [sin(2 pi B x); cos(2 pi B x)], Eq. fourier_features.
 
-    positions ``[..., s]``, frequencies B ``[L, s]`` -> ``[..., 2L]``; with L = 0 the coordinates themselves.
+    positions ``[..., s]``, frequencies B ``[L, s]`` -> ``[..., 2L]``; with L = 0 the coordinates themselves. Angles
+    are taken in float64 where the device has it, under autocast too; the result has the dtype of the positions, but no
+    less than float32.
     """
     if frequencies.shape[0] == 0:
         return positions
-    angles = 2 * math.pi * positions @ frequencies.to(positions.dtype).T  # [..., L]
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    dtype = position_dtype(positions.device)
+    with torch.autocast(positions.device.type, enabled=False):
+        angles = 2 * math.pi * positions.to(dtype) @ frequencies.to(dtype).T  # [..., L]
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(torch.promote_types(positions.dtype, torch.float32))
 
 
 class Lattice(NamedTuple):

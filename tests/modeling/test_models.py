@@ -1,5 +1,6 @@
 """ITNetModel and its heads as Transformers models: values, losses, saving, symmetries, errors, training."""
 
+import math
 import re
 
 import pytest
@@ -20,9 +21,12 @@ from modeling_itnet import (
     ITNetForImageClassification,
     ITNetForMaskedLM,
     ITNetForSequenceClassification,
+    ITNetFourierFeatures,
     ITNetModel,
+    ITNetOperator,
 )
 from modeling_itnet.encoders import ENCODERS
+from modeling_itnet.proposal import ITNetProposal
 
 BASES = ("image", "text", "signal")
 HEADS = ("image-classification", "masked-lm", "sequence-classification")
@@ -285,8 +289,41 @@ class TestPrecision:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(**tiny_inputs(name), labels=tiny_labels(name)).loss
         loss.backward()
-        assert abs(loss - expected) < 0.05 * expected
+        assert abs(loss - expected) < 0.01 * expected
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+    @pytest.mark.parametrize("mode", ["exact", "low_rank", "monte_carlo"])
+    def test_autocast_leaves_positions_alone(self, tiny_config, mode):
+        """Angles of 2 pi 10 x in bfloat16 would be off by tenths of a radian, and neighbours would coincide."""
+        settings = {"num_fourier_features": 64, "fourier_scale": 10.0, "max_position_embeddings": 512}
+        model = ITNetForMaskedLM(tiny_config("text", integration_mode=mode, **settings)).eval()
+        fourier, inputs = model.itnet.fourier, {"input_ids": torch.randint(1, 40, (1, 512))}
+        positions = torch.arange(1, 513).unsqueeze(-1) / 512
+        angles = 2 * math.pi * positions.double() @ fourier.frequencies.double().T
+        with torch.no_grad():
+            expected = model(**inputs).logits
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                gamma = fourier(positions)
+                actual = model(**inputs).logits.float()
+        assert gamma.dtype == torch.float32
+        assert (gamma - torch.cat([angles.sin(), angles.cos()], -1)).abs().max() < 2e-7  # rounding of the result
+        assert len(gamma.bfloat16().unique(dim=0)) == 512
+        assert (actual - expected).norm() < 0.01 * expected.norm()
+
+    def test_autocast_leaves_the_positions_of_factors_and_proposals_alone(self, tiny_config):
+        settings = {"num_fourier_features": 64, "fourier_scale": 10.0, "approximate_mode": "low_rank"}
+        operator = ITNetOperator(tiny_config("text", **settings))
+        positions, frequencies = torch.arange(1, 513).unsqueeze(-1) / 512, ITNetFourierFeatures(operator.config)
+        features = torch.zeros(1, 512, 16)
+        given = {}
+        operator.factors.phi.register_forward_pre_hook(lambda _, args: given.update(factors=args[1]))
+        proposal = ITNetProposal(operator.config)
+        proposal.query.register_forward_pre_hook(lambda _, args: given.update(proposal=args[0][0, :, :128]))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            operator.factors.factors(features.unflatten(-1, (2, 8)), positions, frequencies.frequencies)
+            proposal._ends(features, positions, frequencies.frequencies)
+        for gamma in given.values():
+            assert torch.equal(gamma, frequencies(positions))
 
 
 class TestSaving:

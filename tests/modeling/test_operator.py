@@ -114,6 +114,60 @@ class TestEquation:
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10, msg=lambda m, what=what: f"{what}: {m}")
 
 
+class TestAlone:
+    """An operator outside of a model."""
+
+    MODES = ({}, {"integration_mode": "monte_carlo"}, {"approximate_mode": "low_rank"}, {"kernel_num_layers": 3})
+
+    @pytest.mark.parametrize("settings", MODES, ids=["exact", "monte carlo", "low rank", "three layers"])
+    def test_initialises_itself_as_in_a_model(self, tiny_config, settings):
+        config = tiny_config("signal", **settings, hidden_size=64, kernel_hidden_size=64)
+        torch.manual_seed(3)
+        operator = ITNetOperator(config)
+        torch.manual_seed(3)
+        again = ITNetOperator(config).state_dict()
+        wanted = ITNetModel(config).layers[0].operator.state_dict()
+        assert list(operator.state_dict()) == list(wanted)
+        for name, value in operator.state_dict().items():
+            assert torch.equal(value, again[name]), name
+            same = torch.tensor([float(t.double().std(correction=0)) for t in (value, wanted[name])])
+            assert same[0] == pytest.approx(float(same[1]), rel=6 / math.sqrt(2 * value.numel()), abs=1e-12), name
+        assert not torch.equal(ITNetOperator(config).output.weight, operator.output.weight)
+
+    def test_defaults(self, tiny_config, shake):
+        config = tiny_config("signal")
+        operator, model = shake(ITNetOperator(config)), ITNetModel(config)
+        features, positions = torch.randn(2, 7, 16), torch.rand(7, 2)
+        expected = operator(features, positions, torch.full((2, 7), 1 / 7), model.fourier.frequencies)
+        torch.testing.assert_close(operator(features, positions), expected)
+
+    def test_fills_memory_that_held_something_else(self, tiny_config, monkeypatch):
+        empty = torch.empty
+        monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(float("nan")))
+        for settings in self.MODES:
+            operator = ITNetOperator(tiny_config("signal", **settings))
+            assert all(parameter.isfinite().all() for parameter in operator.parameters())
+
+    def test_on_the_meta_device(self, tiny_config):
+        with torch.device("meta"):
+            operator = ITNetOperator(tiny_config("signal", approximate_mode="low_rank"))
+        assert all(parameter.is_meta for parameter in operator.parameters())
+
+    def test_settings_are_read_when_they_are_used(self, tiny_config, shake):
+        config = tiny_config("signal", approximate_mode="low_rank")
+        operator, arguments = shake(ITNetOperator(config)).eval(), (torch.randn(1, 7, 16), torch.rand(7, 2))
+        for mode in ("exact", "low_rank"):
+            config.integration_mode, config.is_causal = mode, False
+            whole = operator(*arguments)
+            config.is_causal = True
+            causal = operator(*arguments)
+            torch.testing.assert_close(causal[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)  # sees everything
+            assert not torch.allclose(causal[:, 0], whole[:, 0], atol=1e-2)
+        config.integration_mode, config.backend = "exact", "triton"
+        with pytest.raises(ValueError, match="triton"):
+            operator(*arguments)
+
+
 class TestOperator:
     def test_positions_per_sample(self, tiny_config, shake):
         config, operator, features, positions, measure, frequencies = make_case(tiny_config, shake, "scattered-3d")

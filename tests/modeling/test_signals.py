@@ -70,6 +70,35 @@ class TestInterpolation:
         torch.testing.assert_close(pieces, whole)
         torch.testing.assert_close(actual, expected)
 
+    @pytest.mark.parametrize("extent", [1e-30, 1e-5, 1.0, 1e6, 1e30])
+    def test_the_unit_of_length_does_not_matter(self, extent):
+        u, y, q = torch.randn(2, 6, 3), torch.rand(2, 6, 2), torch.rand(5, 2)
+        measure = torch.rand(2, 6)
+        assert torch.equal(shepard_interpolation(u, extent * y, measure, extent * y), u)
+        distances = torch.cdist(q.double().expand(2, -1, -1), y.double())
+        weights = measure.double().unsqueeze(1) / distances**4
+        expected = ((weights / weights.sum(-1, keepdim=True)) @ u.double()).float()
+        actual = shepard_interpolation(u, extent * y, measure, extent * q)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)  # 4 log|q - y| in float32
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+    def test_exact_at_the_data_in_every_dtype(self, dtype):
+        u, y = torch.randn(2, 6, 3).to(dtype), 3 + 1e-5 * torch.rand(6, 1)
+        assert torch.equal(shepard_interpolation(u, y, torch.rand(2, 6), y), u)
+
+    def test_a_causal_query_sees_the_past(self, monkeypatch):
+        u, y, measure = torch.randn(2, 6, 3), torch.rand(2, 6, 1).round(decimals=1), torch.rand(2, 6)
+        measure[1, :2] = 0
+        y[0, 4] = y[0, 1] = y[0, 3]  # a position that comes again
+        actual = shepard_interpolation(u, y, measure, y, is_causal=True)
+        monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
+        torch.testing.assert_close(shepard_interpolation(u, y, measure, y, is_causal=True), actual)
+        for i in range(6):
+            past = slice(0, i + 1)
+            expected = shepard_interpolation(u[:, past], y[:, past], measure[:, past], y[:, i : i + 1])[:, 0]
+            expected = expected.where(measure[:, past].sum(1, keepdim=True) > 0, 0)
+            torch.testing.assert_close(actual[:, i], expected)
+
     def test_padding_does_not_count(self):
         u, y, q = torch.randn(1, 6, 3), torch.rand(1, 6, 2), torch.rand(5, 2)
         measure = torch.tensor([[0.25, 0.25, 0.25, 0.25, 0.0, 0.0]])
