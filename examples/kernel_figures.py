@@ -131,7 +131,7 @@ def section(name: str, task: Task, models: Path, data: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=ROOT / "outputs" / "results", help="what run_results.py kept")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
     args = parser.parse_args()
     FIGURES.mkdir(parents=True, exist_ok=True)
     lines = [NOTES.read_text(encoding="utf-8").strip()]

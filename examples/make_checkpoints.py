@@ -69,7 +69,7 @@ def write_sample(rows: Dataset, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=ROOT / "outputs" / "results", help="what --keep kept")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
     args = parser.parse_args()
     for name, (source, dataset, count) in SOURCES.items():
         folder = CHECKPOINTS / name

@@ -1,6 +1,6 @@
 """Graph classification by cross-validation, with ITNet or GIN.
 
-python examples/run_graph_classification.py configuration/recipes/mutag-cpu.yaml --dataset ../shared/data/graphs
+python examples/run_graph_classification.py configuration/recipes/mutag-cpu.yaml  # after data/download.py graphs
 
 The folder holds one parquet file per data set (--train_split names it), with `edge_index` [2, E], `y`, `node_label`
 [n] and optionally `node_attr` [n, c]. Rows are shuffled by --split_seed, cut into --num_folds parts of equal class
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
-from common.data import label_names, load_split
+from common.data import find_column, label_names, load_split
 from common.metrics import class_metrics
 from common.peers import GIN
 from common.runs import build_model, run, start
@@ -62,6 +62,8 @@ def main() -> None:
         raise ValueError(f"`holdout` ({data_args.holdout}) must be 0: the parts of the cross-validation are held out")
     start(args)
     rows = load_split(data_args, data_args.train_split, data_args.max_train_samples)
+    for needed in ("edge_index", "node_label", "y"):
+        find_column(rows, "dataset", None, needed)
     num_types = 1 + max(max(labels) for labels in rows["node_label"])
     graphs = [as_graph(row, num_types) for row in rows]
     classes = [graph["y"] for graph in graphs]

@@ -1,6 +1,7 @@
 """Image classification with ITNet, a ViT or a ConvNet.
 
-python examples/run_image_classification.py configuration/recipes/cifar10-cpu.yaml --dataset ../shared/data/cifar10
+python examples/run_image_classification.py configuration/recipes/fashion_mnist-cpu.yaml
+python examples/run_image_classification.py --dataset my_pictures --holdout 0.1  # my_pictures/<class>/*.jpg
 python examples/run_image_classification.py configuration/recipes/imagenet-base.yaml --output_dir outputs/imagenet
 """
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.augmentation import MixImages, augmentations, soft_cross_entropy
-from common.data import class_names, first_column, label_names, load_train_and_eval
+from common.data import check_images, encode_labels, find_column, label_names, load_train_and_eval
+from common.image_text import image_processor
 from common.losses import step_loss
 from common.metrics import class_metrics
 from common.peers import ConvNet, vit_config
@@ -28,6 +30,10 @@ MODELS = {
 
 @dataclass
 class ImageDataArguments(DataArguments):
+    image_column: str | None = field(default=None, metadata={"help": "Column of the images; default: image or img."})
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the classes, names or numbers; default: label, fine_label, ..."}
+    )
     augmentation: str = field(default="light", metadata={"help": "none, flip, light (crop and flip) or rand."})
     randaugment_magnitude: int = field(default=9, metadata={"help": "Magnitude of RandAugment, out of 30."})
     mixup: float = field(default=0.0, metadata={"help": "Alpha of Mixup; 0 turns it off."})
@@ -61,10 +67,14 @@ def main() -> None:
     model_args, data_args, args = parse(ModelArguments, ImageDataArguments, ExampleTrainingArguments)
     start(args)
     train, test = load_train_and_eval(data_args)
-    columns = first_column(train, "image", "img"), first_column(train, "label", "fine_label")
-    config = model_args.config("image", **label_names(class_names(train, columns[1])))
+    image = find_column(train, "image_column", data_args.image_column, "image", "img")
+    label = find_column(train, "label_column", data_args.label_column, "label", "fine_label", "labels", "class")
+    train, test = check_images(train, image), check_images(test, image)
+    train, test, names = encode_labels(train, test, label)
+    columns = image, label
+    config = model_args.config("image", **label_names(names))
     model = build_model(model_args, MODELS, config)
-    processor = ITNetImageProcessor.from_model_config(config)
+    processor = image_processor(config, model_args.model_name_or_path)
     augment = augmentations(
         config.image_shape, data_args.augmentation, data_args.randaugment_magnitude, data_args.erasing
     )

@@ -1,6 +1,7 @@
 """Masked language modelling with ITNet or BERT, on lines of text, in one or two phases of growing length.
 
-python examples/run_mlm.py configuration/recipes/wikitext2-cpu.yaml --dataset ../shared/data/wikitext2
+python examples/run_mlm.py configuration/recipes/wikitext2-cpu.yaml  # after examples/data/download.py wikitext2
+python examples/run_mlm.py --dataset corpus.txt --holdout 0.1
 torchrun --nproc_per_node 8 examples/run_mlm.py configuration/recipes/mlm-base.yaml --dataset ...
 
 15 % of the tokens are asked for; of these 80 % are replaced by [MASK], 10 % by another token, 10 % are kept. The texts
@@ -16,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
-from common.data import load_train_and_eval
+from common.data import check_texts, find_column, load_train_and_eval
 from common.losses import step_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
-from common.text import load_tokenizer
+from common.text import load_tokenizer, must_make, texts_key
 from common.trainer import ExampleTrainer
 from datasets import Dataset
 from torch.nn.functional import cross_entropy
@@ -44,16 +45,18 @@ class MaskedLMArguments(DataArguments):
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
 
 
-def token_stream(rows: Dataset, column: str, tokenizer: PreTrainedTokenizerBase, path: Path) -> np.ndarray:
+def token_stream(
+    rows: Dataset, column: str, tokenizer: PreTrainedTokenizerBase, path: Path, args: ExampleTrainingArguments
+) -> np.ndarray:
     """All tokens in one row, a [SEP] after each text; in a file, so that a corpus need not fit in memory: [N]."""
-    if not path.is_file():
+    if must_make(path, args):
         part = path.with_suffix(".part")
         with part.open("wb") as file:
             for batch in rows.iter(batch_size=1000):
                 texts = [text for text in batch[column] if text.strip()]
                 for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []:
                     np.array([*ids, tokenizer.sep_token_id], dtype=np.uint32).tofile(file)
-        part.rename(path)
+        part.replace(path)
     return np.memmap(path, dtype=np.uint32, mode="r")
 
 
@@ -112,14 +115,16 @@ def main() -> None:
     start(args)
     rows = load_train_and_eval(data_args)
     lengths = (data_args.max_seq_length, data_args.second_seq_length or data_args.max_seq_length)
+    column = find_column(rows[0], "text_column", data_args.text_column)
+    check_texts(rows[1], find_column(rows[1], "text_column", column))
     name = model_args.model_name_or_path or data_args.tokenizer
-    tokenizer = load_tokenizer(name, rows[0][data_args.text_column], data_args.vocab_size, max(lengths), args)
-    folder = Path(args.output_dir) / "tokens"
+    tokenizer = load_tokenizer(name, rows[0], (column,), data_args.vocab_size, max(lengths), args)
+    folder, vocabulary = Path(args.output_dir) / "tokens", sorted(tokenizer.get_vocab().items())
     with args.main_process_first(desc="tokenising"):
         folder.mkdir(parents=True, exist_ok=True)
         train, test = (
-            token_stream(part, data_args.text_column, tokenizer, folder / f"{split}.bin")
-            for part, split in zip(rows, ("train", "eval"), strict=True)
+            token_stream(part, column, tokenizer, folder / f"{texts_key(part, (column,), vocabulary)}.bin", args)
+            for part in rows
         )
     if min(len(train), len(test)) < max(lengths) - 2:
         raise ValueError(f"{len(train)} and {len(test)} tokens do not fill one block of {max(lengths)}")

@@ -1,6 +1,6 @@
 """Is a sentence true of a picture (NLVR), or of a pair of pictures (NLVR2)? ITNet or ViLT.
 
-python examples/run_nlvr.py configuration/recipes/nlvr-cpu.yaml --dataset ../shared/data/nlvr
+python examples/run_nlvr.py configuration/recipes/nlvr-cpu.yaml  # after examples/data/download.py nlvr
 
 Rows have `sentence` (or `question`, `text`), `label` and either `image` or a pair: `image_0` and `image_1`, or
 `left_image` and `right_image`. A pair goes through the model twice, with the sentence each time.
@@ -8,19 +8,21 @@ Rows have `sentence` (or `question`, `text`), `label` and either `image` or a pa
 
 import torch
 from common.arguments import ExampleTrainingArguments, parse
-from common.data import first_column, load_train_and_eval
+from common.data import check_images, find_column, load_train_and_eval
 from common.image_text import (
     ImageTextCollator,
     ImageTextDataArguments,
     ImageTextModelArguments,
     build_image_text_model,
     make_processor,
+    tokenizer_name,
 )
 from common.metrics import class_metrics
 from common.peers import vilt_config
 from common.runs import run, start
 from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
+from datasets import Dataset
 from torch.nn.functional import one_hot
 from transformers import ViltForImagesAndTextClassification, ViltForQuestionAnswering
 
@@ -36,17 +38,34 @@ PAIRS = {
 }
 
 
+def truth(label) -> int:
+    """0 or 1, of a class number, a boolean or its name."""
+    return int(label.lower() == "true") if isinstance(label, str) else int(label)
+
+
+def check_truth(*parts: Dataset) -> None:
+    for rows in parts:
+        find_column(rows, "dataset", None, "label")
+        found = set(rows["label"])
+        if not {str(label).lower() for label in found} <= {"0", "1", "true", "false"}:
+            raise ValueError(
+                f"column `label` must hold 0 and 1, or true and false, but has {sorted(found, key=str)[:5]}"
+            )
+
+
 def main() -> None:
     model_args, data_args, args = parse(ImageTextModelArguments, ImageTextDataArguments, ExampleTrainingArguments)
     start(args)
     train, test = load_train_and_eval(data_args)
-    sentence = first_column(train, "sentence", "question", "text")
-    image = first_column(train, "image", "image_0", "left_image")
+    sentence = find_column(train, "dataset", None, "sentence", "question", "text")
+    image = find_column(train, "dataset", None, "image", "image_0", "left_image")
     is_pair = image != "image"
     other = {"image_0": "image_1", "left_image": "right_image"}.get(image)
-    tokenizer = load_tokenizer(
-        data_args.tokenizer, train[sentence], data_args.vocab_size, data_args.max_seq_length, args
-    )
+    for column in (image, other) if is_pair else (image,):
+        train, test = check_images(train, column), check_images(test, column)
+    check_truth(train, test)
+    name = tokenizer_name(model_args, data_args)
+    tokenizer = load_tokenizer(name, train, (sentence,), data_args.vocab_size, data_args.max_seq_length, args)
     config = model_args.config(
         "multimodal",
         id2label={0: "false", 1: "true"},
@@ -54,7 +73,8 @@ def main() -> None:
         vocab_size=len(tokenizer),
         max_position_embeddings=data_args.max_seq_length,
     )
-    processor = make_processor(config, tokenizer)
+    model = build_image_text_model(model_args, PAIRS if is_pair else SINGLE, config)
+    processor = make_processor(model.config if model_args.model_type == "itnet" else config, tokenizer, model_args)
 
     def images(row: dict):
         if not is_pair:
@@ -62,11 +82,11 @@ def main() -> None:
         return [row[image].convert("RGB"), row[other].convert("RGB")]
 
     def labels(rows: list[dict]) -> torch.Tensor:
-        classes = torch.tensor([int(row["label"]) for row in rows])
+        classes = torch.tensor([truth(row["label"]) for row in rows])
         return classes if is_pair else one_hot(classes, 2).float()  # the heads of single images take soft targets
 
     trainer = ExampleTrainer(
-        model=build_image_text_model(model_args, PAIRS if is_pair else SINGLE, config),
+        model=model,
         args=args,
         train_dataset=train,
         eval_dataset=test,

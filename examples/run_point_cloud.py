@@ -1,8 +1,8 @@
 """Classification of point clouds with ITNet, a PointNet or a Point Transformer.
 
-python examples/run_point_cloud.py configuration/recipes/modelnet10-cpu.yaml --dataset ../shared/data/modelnet10
+python examples/run_point_cloud.py configuration/recipes/modelnet10-cpu.yaml  # data/download.py modelnet10
 
-Rows have `points`, [n, 3] numbers, and `label`.
+Rows have `points`, [n, 3] numbers, and `label`, a class by number or name.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
-from common.data import class_names, label_names, load_train_and_eval
+from common.data import encode_labels, find_column, label_names, load_train_and_eval
 from common.metrics import class_metrics
 from common.peers import PointNet, PointTransformer
 from common.runs import build_model, run, start
@@ -61,7 +61,10 @@ def main() -> None:
     model_args, data_args, args = parse(ModelArguments, PointDataArguments, ExampleTrainingArguments)
     start(args)
     train, test = load_train_and_eval(data_args)
-    config = model_args.config("point_cloud", **label_names(class_names(train, "label")))
+    for needed in ("points", "label"):
+        find_column(train, "dataset", None, needed)
+    train, test, names = encode_labels(train, test, "label")
+    config = model_args.config("point_cloud", **label_names(names))
     processor = ITNetPointCloudProcessor(num_points=data_args.num_points, do_rotate=data_args.rotate)
     trainer = ExampleTrainer(
         model=build_model(model_args, MODELS, config),

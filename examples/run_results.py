@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of table.row.seed, in order of importance")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
     parser.add_argument("--list", action="store_true", help="print the runs and whether they are done")
     parser.add_argument(
         "--keep", type=Path, default=ROOT / "outputs" / "results", help="folder of the trained models and their logs"
@@ -45,8 +45,9 @@ def train(run: Run, args: argparse.Namespace, folder: Path) -> None:
         return
     recipe = find_recipe(run.table.recipe)
     options = read_recipe(recipe)
-    # The last parts of the path are those of the recipe: ../shared/data/<this>.
-    data = args.data / Path(options["dataset"]).relative_to("../shared/data")
+    data = args.data / Path(options["dataset"]).relative_to("data")  # recipes of the grid name data/<this>
+    if not data.exists():
+        sys.exit(f"no data in {data}: get them with `python examples/data/download.py {data.name}`, or name --data")
     command = [sys.executable, f"examples/{options['script']}.py", str(recipe.relative_to(ROOT)), *run.options]
     command += ["--dataset", os.path.relpath(data, ROOT), "--disable_tqdm", "true"]
     if run.row.start:

@@ -1,6 +1,6 @@
 """Visual question answering with ITNet or ViLT: a classifier over the answers of the training set.
 
-python examples/run_vqa.py configuration/recipes/easy_vqa-cpu.yaml --dataset ../shared/data/easy_vqa
+python examples/run_vqa.py configuration/recipes/easy_vqa-cpu.yaml  # after examples/data/download.py easy_vqa
 
 Rows have `image`, `question` and `answer` (a class or a text), or `answers`, what several people said (VQA v2): these
 become soft targets. Answers that training rows do not hold often enough count as wrong in evaluation.
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 from common.arguments import ExampleTrainingArguments, parse
-from common.data import load_train_and_eval
+from common.data import check_images, find_column, load_train_and_eval
 from common.image_text import (
     ImageTextCollator,
     ImageTextDataArguments,
     ImageTextModelArguments,
     build_image_text_model,
     make_processor,
+    tokenizer_name,
 )
 from common.peers import vilt_config
 from common.runs import run, start
@@ -59,16 +60,18 @@ def main() -> None:
     model_args, data_args, args = parse(ImageTextModelArguments, VQADataArguments, ExampleTrainingArguments)
     start(args)
     train, test = load_train_and_eval(data_args)
+    for needed in ("image", "question"):
+        find_column(train, "dataset", None, needed)
+    train, test = check_images(train, "image"), check_images(test, "image")
     if data_args.skip_yes_no:
         train, test = without_yes_no(train), without_yes_no(test)
     names = getattr(train.features.get("answer"), "names", None)
-    column = "answers" if "answers" in train.column_names else "answer"
+    column = find_column(train, "dataset", None, "answers", "answer")
     given = Counter(answer for row in train.select_columns([column]) for answer in answers_of(row, names))
     answers = [answer for answer, _ in given.most_common(data_args.num_answers)]
     label2id = {answer: index for index, answer in enumerate(answers)}
-    tokenizer = load_tokenizer(
-        data_args.tokenizer, train["question"], data_args.vocab_size, data_args.max_seq_length, args
-    )
+    name = tokenizer_name(model_args, data_args)
+    tokenizer = load_tokenizer(name, train, ("question",), data_args.vocab_size, data_args.max_seq_length, args)
     config = model_args.config(
         "multimodal",
         id2label=dict(enumerate(answers)),
@@ -76,7 +79,8 @@ def main() -> None:
         vocab_size=len(tokenizer),
         max_position_embeddings=data_args.max_seq_length,
     )
-    processor = make_processor(config, tokenizer)
+    model = build_image_text_model(model_args, MODELS, config)
+    processor = make_processor(model.config if model_args.model_type == "itnet" else config, tokenizer, model_args)
 
     def labels(rows: list[dict]) -> torch.Tensor:
         return vqa_soft_targets([answers_of(row, names) for row in rows], label2id)
@@ -86,7 +90,7 @@ def main() -> None:
         return {"accuracy": vqa_accuracy(logits, targets)}
 
     trainer = ExampleTrainer(
-        model=build_image_text_model(model_args, MODELS, config),
+        model=model,
         args=args,
         train_dataset=train,
         eval_dataset=test,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,14 @@ from modeling_itnet import ITNetConfig, ITNetImageProcessor, ITNetProcessor, fro
 
 from .arguments import DataArguments, ModelArguments
 from .runs import build_model
+
+
+def image_processor(config: ITNetConfig, checkpoint: str | None = None) -> ITNetImageProcessor:
+    """What makes images for a model: the checkpoint's own processor, or one of the size of the configuration."""
+    if checkpoint is not None and (Path(checkpoint) / "preprocessor_config.json").is_file():
+        height, width = config.image_shape
+        return ITNetImageProcessor.from_pretrained(checkpoint, size={"height": height, "width": width})
+    return ITNetImageProcessor.from_model_config(config)
 
 
 @dataclass
@@ -31,8 +40,13 @@ def build_image_text_model(arguments: ImageTextModelArguments, classes: dict[str
         return build_model(arguments, classes, config)
     if None in checkpoints or arguments.model_type != "itnet":
         raise ValueError("`image_checkpoint` and `text_checkpoint` go together, and with `model_type` itnet only")
-    labels = {"id2label": config.id2label, "label2id": config.label2id, "measure": config.measure}
-    return from_image_and_text_checkpoints(classes["itnet"][0], *checkpoints, **labels)
+    labels = {"id2label": config.id2label, "label2id": config.label2id}
+    return from_image_and_text_checkpoints(classes["itnet"][0], *checkpoints, **labels, **arguments.overrides)
+
+
+def tokenizer_name(arguments: ImageTextModelArguments, data: ImageTextDataArguments) -> str:
+    """A model that starts from trained token embeddings reads with their tokenizer."""
+    return arguments.model_name_or_path or arguments.text_checkpoint or data.tokenizer
 
 
 class ImageTextCollator:
@@ -47,5 +61,6 @@ class ImageTextCollator:
         return {**batch, "labels": self.labels(rows)}
 
 
-def make_processor(config: ITNetConfig, tokenizer) -> ITNetProcessor:
-    return ITNetProcessor(ITNetImageProcessor.from_model_config(config), tokenizer)
+def make_processor(config: ITNetConfig, tokenizer, arguments: ImageTextModelArguments) -> ITNetProcessor:
+    checkpoint = arguments.model_name_or_path or arguments.image_checkpoint
+    return ITNetProcessor(image_processor(config, checkpoint), tokenizer)

@@ -4,9 +4,11 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -20,13 +22,15 @@ from modeling_itnet import ITNetConfig, ITNetPreTrainedModel
 from modeling_itnet.hub.card import model_card
 
 from .arguments import DataArguments, ExampleTrainingArguments, ModelArguments
+from .data import evaluated_rows, find_data
 from .trainer import ExampleTrainer
 
 
 def build_model(arguments: ModelArguments, classes: dict[str, tuple], config: ITNetConfig) -> torch.nn.Module:
     """The model that --model_type names. ``classes`` maps names to (class, function from our config to the class's).
 
-    A checkpoint brings its own configuration; only the number of labels is the task's.
+    ``config`` is that of the checkpoint, if one is named. A peer's checkpoint brings its own; only the labels are the
+    task's.
     """
     if arguments.model_type not in classes:
         raise ValueError(f"`model_type` ({arguments.model_type!r}) must be one of {', '.join(classes)}")
@@ -35,8 +39,24 @@ def build_model(arguments: ModelArguments, classes: dict[str, tuple], config: IT
         return model_class(make_config(config))
     if not issubclass(model_class, PreTrainedModel):
         raise ValueError(f"`model_name_or_path` cannot be used with `model_type` {arguments.model_type!r}")
-    labels = {"id2label": config.id2label, "label2id": config.label2id}
-    return model_class.from_pretrained(arguments.model_name_or_path, **labels)
+    settings = {"config": config}
+    if arguments.model_type != "itnet":
+        settings = {"id2label": config.id2label, "label2id": config.label2id}
+    return load_checkpoint(model_class, arguments, **settings)
+
+
+def load_checkpoint(model_class: type[PreTrainedModel], arguments: ModelArguments, **settings) -> PreTrainedModel:
+    """The model of --model_name_or_path; weights that do not fit are an error unless they are to be made anew."""
+    name, anew = arguments.model_name_or_path, arguments.ignore_mismatched_sizes
+    try:
+        return model_class.from_pretrained(name, ignore_mismatched_sizes=anew, **settings)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"weights of {name!r} have other sizes than the classes of the data or the given settings need; "
+            "--ignore_mismatched_sizes true starts those anew"
+        ) from error
 
 
 def run(
@@ -53,9 +73,7 @@ def run(
     """
     args: ExampleTrainingArguments = trainer.args
     start, cpu_start = time.perf_counter(), time.process_time()
-    checkpoint = args.resume_from_checkpoint
-    if checkpoint is None and Path(args.output_dir).is_dir() and not args.overwrite_output_dir:
-        checkpoint = get_last_checkpoint(args.output_dir)
+    checkpoint = args.resume_from_checkpoint or last_checkpoint(trainer, model_arguments, data_arguments)
     train = trainer.train(resume_from_checkpoint=checkpoint).metrics
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     metrics = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
@@ -63,10 +81,11 @@ def run(
     metrics = {name: value for name, value in metrics.items() if not name.endswith(drop)}
     metrics |= derive(metrics) if derive else {}
     model = trainer.accelerator.unwrap_model(trainer.model)
-    config = model.config if isinstance(model, ITNetPreTrainedModel) else config
+    config = model.config if isinstance(model, PreTrainedModel) else config
     results = {
         "script": Path(sys.argv[0]).stem,
-        "dataset": Path(data_arguments.dataset).name,
+        "dataset": (find_data(data_arguments.dataset) or Path(data_arguments.dataset)).name,
+        "evaluated_on": evaluated_rows(data_arguments),
         "model_type": model_arguments.model_type,
         "integration_mode": config.integration_mode if model_arguments.model_type == "itnet" else None,
         "seed": args.seed,
@@ -94,6 +113,39 @@ def run(
     return results
 
 
+def last_checkpoint(trainer: ExampleTrainer, *arguments: ModelArguments | DataArguments) -> str | None:
+    """The newest checkpoint in the output folder, if it is one of this very run; one of another run is an error.
+
+    A run is the same if its script, model and training data are. With --overwrite_output_dir old checkpoints go.
+    """
+    args: ExampleTrainingArguments = trainer.args
+    folder, checkpoint = Path(args.output_dir), None
+    described = {"script": Path(sys.argv[0]).stem}
+    for values in arguments:
+        described |= asdict(values)
+    for name in ("eval_split", "max_eval_samples"):
+        described.pop(name)
+    path = folder / "run.json"
+    if args.overwrite_output_dir:
+        if trainer.is_world_process_zero():
+            for old in folder.glob("checkpoint-*"):
+                shutil.rmtree(old)
+    elif folder.is_dir():
+        checkpoint = get_last_checkpoint(folder)
+        before = json.loads(path.read_text(encoding="utf-8")) if checkpoint and path.is_file() else described
+        differing = [name for name in described if before.get(name) != described[name]]
+        if differing:
+            name = differing[0]
+            raise ValueError(
+                f"`output_dir` ({folder}) holds a checkpoint of another run, with `{name}` {before.get(name)!r}, not "
+                f"{described[name]!r}: choose another --output_dir, or --overwrite_output_dir true to start anew"
+            )
+    if trainer.is_world_process_zero():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    return checkpoint
+
+
 def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) -> None:
     """The model as evaluated, and its card."""
     folder = Path(trainer.args.output_dir)
@@ -109,14 +161,14 @@ def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) 
             EvalResult(
                 task_type=model.config.modality.replace("_", "-"),
                 dataset_type=dataset,
-                dataset_name=f"{dataset}, {data_arguments.eval_split}",
+                dataset_name=f"{dataset}, {results['evaluated_on']}",
                 metric_type=name,
                 metric_value=value,
                 metric_args={"command": results["command"]},
             )
             for name, value in results["metrics"].items()
         ]
-        model_card(folder.name, model.config, type(model), scores).save(folder / "README.md")
+        model_card(folder.name, model.config, type(model), scores, has_code=False).save(folder / "README.md")
 
 
 def command() -> str:

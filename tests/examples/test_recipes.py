@@ -110,12 +110,42 @@ def test_peers(run_script, tiny_data, recipe, model_type):
 
 @pytest.mark.parametrize("mode", ["exact", "monte_carlo", "low_rank"])
 def test_modes(run_script, tiny_data, mode):
-    """Monte Carlo adds the loss of its proposal although the script brings its own loss."""
+    """Every mode trains, and is recorded."""
     options = [*STEPS, "--dataset", str(tiny_data["run_image_classification"]), "--integration_mode", mode]
     overrides = ["--config_overrides", *SMALL, "image_size=16", "patch_size=8", "num_samples=2"]
     recipe = str(RECIPES / "cifar10-cpu.yaml")
     results = run_script("run_image_classification", recipe, *options, *overrides)
     assert results["integration_mode"] == mode
+
+
+def test_proposal_loss_is_added(run_script, tiny_data):
+    """Monte Carlo adds the loss of its proposal, by its weight, although the script brings its own loss."""
+    options = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--integration_mode", "monte_carlo"]
+    options += ["--dataset", str(tiny_data["run_image_classification"]), "--augmentation", "none"]
+    losses = []
+    for weight in (0.0, 1.0, 3.0):
+        overrides = [*SMALL, "image_size=16", "patch_size=8", "num_samples=2", f"proposal_loss_weight={weight}"]
+        recipe = str(RECIPES / "cifar10-cpu.yaml")
+        arguments = [recipe, *options, "--config_overrides", *overrides]
+        losses.append(run_script("run_image_classification", *arguments, output=f"{weight}")["train_loss"])
+    proposal = losses[1] - losses[0]
+    assert proposal > 0.1  # a cross entropy over five positions
+    assert losses[2] - losses[0] == pytest.approx(3 * proposal, rel=1e-3)  # losses are recorded to six digits
+
+
+def test_data_can_be_got(load_script):
+    """Recipes name Hub datasets, or folders that download.py makes or that the recipe's head describes."""
+    data = load_script("common.data")
+    for name in recipe_names():
+        found = read_recipe(find_recipe(name))["dataset"]
+        text = find_recipe(name.partition("-")[0] + "-base" if name.startswith(("vqa2", "nlvr2")) else name).read_text(
+            encoding="utf-8"
+        )
+        folder = found.partition("/")[2]
+        if found.startswith("data/"):
+            assert folder in data.DOWNLOADS or "The folder holds parquet" in " ".join(text.split()).replace("# ", "")
+        else:
+            assert all(part.count("/") == 1 for part in found.split("+"))
 
 
 def test_options_win_and_overrides_join(tmp_path):
