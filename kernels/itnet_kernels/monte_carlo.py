@@ -51,6 +51,7 @@ def monte_carlo_transform(
         measure = uniform_measure(u)
     else:
         check_measure(measure, batch, num_keys)
+        measure = measure.to(torch.promote_types(measure.dtype, torch.float32))  # sums of it do not fit half precision
     drawn = measure.gather(1, indices.flatten(1).long()).view(indices.shape)  # omega_j [B, n_q, M]
     if is_causal:
         check_causal(num_queries, num_keys)

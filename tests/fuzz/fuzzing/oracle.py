@@ -1,0 +1,165 @@
+r"""The operator in float64, by the equations of the paper alone: nothing here imports the package.
+
+    z_ij   = [gamma(x_i); gamma(y_j); gamma(x_i - y_j); |x_i - y_j|; u_i; u_j; u_i * u_j]      Eq. kernel_input
+    K_ij   = reshape(W2 GELU(W1 z_ij + b1) + b2)                                                Eq. kernel_mlp
+    out_i  = sum_j omega_ij K_ij u_j,    omega_ij = omega_j, or omega_j / sum_{j visible} omega_j if causal
+
+Every function takes a :class:`Rounding`, which makes the errors that arithmetic of a lower precision would: the spread
+of results under it is what an implementation is allowed.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+GROUPS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
+
+
+class Rounding:
+    """Random relative errors of the given size in everything that is computed; 0 computes exactly.
+
+    ``positions`` is the size of errors in coordinates, which are kept in a higher precision than features.
+    """
+
+    def __init__(self, size: float = 0.0, positions: float = 0.0, seed: int = 0):
+        self.size, self.position_size = size, positions
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return self._disturbed(tensor, self.size)
+
+    def coordinate(self, tensor: Tensor) -> Tensor:
+        """A coordinate that is as exact as ``positions`` says, while what flows back through it is not."""
+        return self.backward(self._disturbed(tensor, self.position_size))
+
+    def backward(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, and errors in its gradient: of sums whose terms cancel."""
+        if self.size == 0:
+            return tensor
+        error = self(tensor) - tensor
+        return tensor + (error - error.detach())
+
+    def _disturbed(self, tensor: Tensor, size: float) -> Tensor:
+        if size == 0:
+            return tensor
+        return tensor * (1 + size * torch.randn(tensor.shape, generator=self.generator, dtype=tensor.dtype))
+
+
+EXACT = Rounding()
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gamma(x: Tensor, frequencies: Tensor) -> Tensor:
+    """[sin 2 pi B x; cos 2 pi B x]; the coordinates themselves without frequencies."""
+    if frequencies.shape[0] == 0:
+        return x
+    angle = 2 * math.pi * (x.unsqueeze(-2) * frequencies).sum(-1)
+    return torch.cat([torch.sin(angle), torch.cos(angle)], -1)
+
+
+def length(v: Tensor) -> Tensor:
+    """|v|, with the gradient 0 at 0."""
+    square = (v * v).sum(-1, keepdim=True)
+    return torch.where(square > 0, square.where(square > 0, 1).sqrt(), 0)
+
+
+def pair_inputs(u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, frequencies: Tensor, inputs, r: Rounding) -> Tensor:
+    """z of pairs: u_x, u_y [B, n_q, n_k, H, d], x, y [B, n_q, n_k, s] -> [B, n_q, n_k, H, columns]."""
+    x, y = r.coordinate(x), r.coordinate(y)
+    groups = {
+        "x": lambda: gamma(x, frequencies),
+        "y": lambda: gamma(y, frequencies),
+        "x-y": lambda: gamma(x - y, frequencies),
+        "distance": lambda: length(x - y),
+        "u_x": lambda: u_x,
+        "u_y": lambda: u_y,
+        "u_x*u_y": lambda: u_x * u_y,
+    }
+    columns = []
+    for name in GROUPS:
+        if name in inputs:
+            group = groups[name]()
+            columns.append(r(group if name.startswith("u_") else group.unsqueeze(3).expand(*u_x.shape[:4], -1)))
+    return torch.cat(columns, -1) if columns else u_x.new_zeros(*u_x.shape[:4], 0)
+
+
+def kernel_values(u_x, u_y, x, y, weights: dict, inputs, r: Rounding) -> Tensor:
+    """K_ij u_j of pairs, as in :func:`pair_inputs`: [B, n_q, n_k, H, d]."""
+    z = pair_inputs(u_x, u_y, x, y, weights["fourier"], inputs, r)
+    hidden = r(gelu(r(torch.einsum("...c,kc->...k", z, r(weights["w1"])) + r(weights["b1"]))))
+    if weights.get("w_mid") is not None:
+        hidden = r(gelu(r(torch.einsum("...c,kc->...k", hidden, r(weights["w_mid"])) + r(weights["b_mid"]))))
+    heads, size = u_x.shape[-2:]
+    w2, b2 = (r(t.expand(heads, *t.shape[1:])) for t in (weights["w2"], weights["b2"]))
+    matrices = torch.einsum("bijhk,hok->bijho", hidden, w2) + b2  # row-major d x d
+    return r(torch.einsum("bijhac,bijhc->bijha", r(matrices.unflatten(-1, (size, size))), u_y))
+
+
+def pair_measure(measure: Tensor, num_queries: int, is_causal: bool, r: Rounding = EXACT) -> Tensor:
+    """omega_ij [B, n_q, n_k]: query i sees the keys j <= i + n_k - n_q of a causal operator."""
+    batch, num_keys = measure.shape
+    if not is_causal:
+        return measure[:, None].expand(batch, num_queries, num_keys)
+    rows = []
+    for i in range(num_queries):
+        seen = i + num_keys - num_queries + 1
+        mass = r.backward(measure[:, :seen]).sum(1, keepdim=True)
+        part = torch.where(mass > 0, r.backward(measure[:, :seen]) / mass.where(mass > 0, 1), 0)
+        rows.append(torch.cat([part, torch.zeros_like(measure[:, seen:])], 1))
+    return torch.stack(rows, 1)
+
+
+def over_pairs(tensor: Tensor, batch: int, axis: int, count: int) -> Tensor:
+    """[n, ...] or [B or 1, n, ...] repeated along the other axis of pairs: [B, n_q, n_k, ...]."""
+    tensor = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor
+    tensor = tensor.expand(batch, *tensor.shape[1:]).unsqueeze(axis)
+    shape = list(tensor.shape)
+    shape[axis] = count
+    return tensor.expand(shape)
+
+
+def transform(t: dict, inputs, is_causal: bool, r: Rounding = EXACT) -> Tensor:
+    """The integral operator: tensors u, positions, measure (or None), queries, query_positions and the weights."""
+    u, x_k = t["u"], t["positions"]
+    u_q, x_q = (u, x_k) if t.get("queries") is None else (t["queries"], t["query_positions"])
+    batch, num_keys, num_queries = u.shape[0], u.shape[1], u_q.shape[1]
+    measure = u.new_full((batch, num_keys), 1 / num_keys) if t.get("measure") is None else t["measure"]
+    values = kernel_values(
+        over_pairs(r(u_q), batch, 2, num_keys),
+        over_pairs(r(u), batch, 1, num_queries),
+        over_pairs(x_q, batch, 2, num_keys),
+        over_pairs(x_k, batch, 1, num_queries),
+        t,
+        inputs,
+        r,
+    )
+    return r(torch.einsum("bij,bijha->biha", r(pair_measure(measure, num_queries, is_causal, r)), values))
+
+
+def listed(t: dict, inputs, indices: Tensor, r: Rounding = EXACT) -> Tensor:
+    """K_ij u_j of listed keys j = indices[i, m] only: [B, n_q, M, H, d]."""
+    u, x_k = t["u"], t["positions"]
+    u_q, x_q = (u, x_k) if t.get("queries") is None else (t["queries"], t["query_positions"])
+    batch, count = u.shape[0], indices.shape[2]
+    x_k = x_k.expand(batch, *x_k.shape[-2:])
+    rows = torch.arange(batch)[:, None, None]
+    return kernel_values(
+        over_pairs(r(u_q), batch, 2, count),
+        r(u)[rows, indices],
+        over_pairs(x_q, batch, 2, count),
+        x_k[rows, indices],
+        t,
+        inputs,
+        r,
+    )
+
+
+def low_rank(u, phi, psi, bias, omega, r: Rounding = EXACT) -> Tensor:
+    """sum_j omega_ij (Phi_i^T Psi_j + bias) u_j: phi [B, n_q, H, r, d], psi [B, n, H, r, d], omega [B, n_q, n]."""
+    kernels = torch.einsum("bihra,bjhrc->bijhac", r(phi), r(psi))
+    kernels = kernels if bias is None else kernels + r(bias)
+    return r(torch.einsum("bij,bijhac,bjhc->biha", r(omega), kernels, r(u)))
