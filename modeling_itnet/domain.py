@@ -72,17 +72,24 @@ def check_tensor(value: Any, name: str) -> Tensor:
     return value
 
 
-def check_mask(mask: Tensor, batch: int, count: int) -> Tensor:
+def check_mask(mask: Tensor, batch: int, count: int, name: str = "attention_mask") -> Tensor:
     """A padding mask as float32 zeros and ones [B, n]; says what is wrong with one that does not fit."""
     if list(mask.shape) != [batch, count]:
         raise ValueError(
-            f"`attention_mask` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
+            f"`{name}` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
         )
-    mask = (mask != 0).float()
-    if can_read_values(mask) and not bool(mask.any(1).all()):
-        empty = (~mask.bool().any(1)).nonzero().flatten().tolist()
-        raise ValueError(f"`attention_mask` removes every position of sample(s) {empty}; at least one must remain")
-    return mask
+    real = mask != 0
+    if can_read_values(mask):
+        strange = mask[real & (mask != 1)]
+        if strange.numel():
+            raise ValueError(
+                f"`{name}` holds {strange[0].item()}, but must hold 1 for each real position and 0 for padding; masks "
+                "that are added to scores, with 0 for real positions, mean the opposite"
+            )
+        if not bool(real.any(1).all()):
+            empty = (~real.any(1)).nonzero().flatten().tolist()
+            raise ValueError(f"`{name}` removes every position of sample(s) {empty}; at least one must remain")
+    return real.float()
 
 
 def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:

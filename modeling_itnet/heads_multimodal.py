@@ -30,21 +30,20 @@ from .outputs import batch_share
 
 #: Answers of VQA v2 that models choose from: those that occur at least nine times.
 VQA_V2_ANSWERS = 3129
-_UNNAMED = {0: "LABEL_0", 1: "LABEL_1"}  # what Transformers fills in when nobody names or counts the labels
 
 
 @auto_docstring(
     custom_intro="""
     ITNet with a visual question answering head: a linear layer on [CLS] that scores every answer of a fixed list. A
-    configuration that leaves the labels at their default gets the 3,129 answers of VQA v2; two answers have to be
-    named, as in `id2label={0: "no", 1: "yes"}`.
+    configuration whose labels were neither counted (`num_labels`) nor named (`id2label`) gets the 3,129 answers of
+    VQA v2.
     """
 )
 class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
         check_modality(self, config, "multimodal")
-        if config.id2label == _UNNAMED:
+        if config.labels_are_default:
             config.num_labels = VQA_V2_ANSWERS
         self.num_labels = config.num_labels
         self.itnet = ITNetModel(config)
@@ -165,6 +164,11 @@ def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tens
     ``answers`` holds what each of the N people asked said, for each question. An answer is right to the degree
     min(number of people who gave it / 3, 1), averaged over all N ways to leave one of them out.
     """
+    if isinstance(answers, str) or any(isinstance(given, str) for given in answers):
+        raise ValueError(
+            "`answers` must hold a list of answers for each question, such as [['red', 'red', 'blue'], ['two']], not "
+            "plain strings"
+        )
     targets = torch.zeros(len(answers), len(label2id))
     for row, given in enumerate(answers):
         total = len(given)

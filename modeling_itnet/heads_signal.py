@@ -195,7 +195,7 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
         if query_mask is None:
             return F.mse_loss(predictions, labels)
-        mask = check_mask(query_mask, *predictions.shape[:2])  # [B, m]
+        mask = check_mask(query_mask, *predictions.shape[:2], name="query_mask")  # [B, m]
         errors = (predictions - labels).square().mean(-1)
         return ((errors * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 

@@ -15,6 +15,6 @@
 
 from .configuration_itnet import ITNetConfig
 from .preset_files import preset_names
-from .rules import KERNEL_INPUTS
+from .rules import KERNEL_INPUTS, check_names
 
-__all__ = ["KERNEL_INPUTS", "ITNetConfig", "preset_names"]
+__all__ = ["KERNEL_INPUTS", "ITNetConfig", "check_names", "preset_names"]

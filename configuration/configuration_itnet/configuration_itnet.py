@@ -17,10 +17,39 @@ from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
 
 from .preset_files import read_preset
-from .rules import CLS_MODALITIES, KERNEL_INPUTS, POSITION_DIMS, check_config, check_kernel_inputs
+from .rules import (
+    CLS_MODALITIES,
+    KERNEL_INPUTS,
+    POSITION_DIMS,
+    check_config,
+    check_kernel_inputs,
+    check_names,
+    check_num_labels,
+)
+
+logger = logging.get_logger(__name__)
+_GENERATION_DEFAULTS = GenerationConfig()
+# What any model's configuration may hold in Transformers beside its fields.
+_COMMON_ARGUMENTS = (
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "tie_last_hidden_states",
+    "torch_dtype",
+)
+_UNNAMED = {0: "LABEL_0", 1: "LABEL_1"}  # what Transformers fills in when nobody names or counts the labels
 
 
 @strict
@@ -144,8 +173,10 @@ class ITNetConfig(PreTrainedConfig):
         vocab_size (`int`, *optional*, defaults to 30522):
             Number of token ids.
         max_position_embeddings (`int`, *optional*, defaults to 512):
-            Longest text, in tokens. Nothing is learned per position; in a causal model it is the unit of length as
-            well: token `k` (from 1) sits at `k / max_position_embeddings`.
+            Longest text in training, in tokens, and what tokenizers cut texts to. Nothing is learned per position, so
+            that longer texts run too. Token `k` (from 1) of `n` sits at `k / n`, which is at most 1 at any length. In
+            a causal model it sits at `k / max_position_embeddings`: beyond that many tokens, positions exceed 1,
+            where nothing was learned, and the model extrapolates (a warning says so, once).
         type_vocab_size (`int`, *optional*, defaults to 2):
             Number of segment ids (`token_type_ids`).
         pad_token_id (`int`, *optional*, defaults to 0):
@@ -303,6 +334,7 @@ class ITNetConfig(PreTrainedConfig):
     initializer_range: float | int = 0.02
 
     def __post_init__(self, **kwargs):
+        check_names([name for name in kwargs if not _is_common(name)], _own_fields(type(self)), type(self).__name__)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         if self.position_dim is None:
@@ -316,6 +348,7 @@ class ITNetConfig(PreTrainedConfig):
             if isinstance(getattr(self, name), list):
                 setattr(self, name, tuple(getattr(self, name)))
         super().__post_init__(**kwargs)
+        self._labels_were_counted = kwargs.get("num_labels") is not None
         # `@strict` runs this again, but wraps what it raises in an exception that is no ValueError.
         self.validate_architecture()
 
@@ -339,15 +372,56 @@ class ITNetConfig(PreTrainedConfig):
         """
         As in the base class, except that keyword arguments naming fields of this class take part in construction. The
         base class assigns them afterwards, where nothing derives from them and nothing validates them. And the
-        configuration of another model is an error, not a warning.
+        configuration of another model is an error, not a warning. Entries that this version does not know, as another
+        version of Transformers may have written, become attributes without a meaning here.
         """
         if config_dict.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(
                 f"the configuration is that of a model of type {config_dict['model_type']!r}, not {cls.model_type!r}"
             )
-        own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
+        own = _own_fields(cls) - {field.name for field in fields(PreTrainedConfig)}
         given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
-        return super().from_dict({**config_dict, **given}, **kwargs)
+        strange = {name for name in config_dict if name not in _own_fields(cls) and not _is_common(name)}
+        known = {name: value for name, value in config_dict.items() if name not in strange}
+        result = super().from_dict({**known, **given}, **kwargs)
+        for name in sorted(strange):
+            logger.warning_once(f"`{name}` of the configuration is unknown to {cls.__name__}, and has no effect.")
+            setattr(result[0] if isinstance(result, tuple) else result, name, config_dict[name])
+        return result
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in the base class, except that a missing or empty file is an error, not a configuration of defaults."""
+        values, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not values.keys() - {"_commit_hash", "_name_or_path"}:
+            raise OSError(
+                f"{str(pretrained_model_name_or_path)!r} has no `config.json`, or an empty one: nothing says what "
+                f"{cls.__name__} the weights belong to. `save_pretrained` writes that file"
+            )
+        return values, kwargs
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the base class. Two labels that were asked for are told from the two that are there by default."""
+        values = super().to_dict()
+        if values.pop("_labels_were_counted", False) and self.id2label == _UNNAMED:
+            values["num_labels"] = len(_UNNAMED)
+        return values
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels: the length of `id2label`."""
+        return super().num_labels
+
+    @num_labels.setter
+    def num_labels(self, count: int) -> None:
+        check_num_labels(count)
+        PreTrainedConfig.num_labels.fset(self, count)
+        self._labels_were_counted = True
+
+    @property
+    def labels_are_default(self) -> bool:
+        """Whether nobody has named or counted the labels: then Transformers fills in two of them."""
+        return self.id2label == _UNNAMED and not self._labels_were_counted
 
     @property
     def head_dim(self) -> int:
@@ -394,6 +468,15 @@ class ITNetConfig(PreTrainedConfig):
     def kernel_input_size(self) -> int:
         """Length of the kernel input `z_ij`; `6 L_f + 1 + 3 d_h` with all groups."""
         return sum(self.kernel_group_sizes.values())
+
+
+def _own_fields(cls: type) -> set[str]:
+    return {field.name for field in fields(cls)}
+
+
+def _is_common(name: str) -> bool:
+    """Whether ``name`` is no field, but something that Transformers gives to or drops from any configuration."""
+    return name.startswith("_") or name in _COMMON_ARGUMENTS or hasattr(_GENERATION_DEFAULTS, name)
 
 
 __all__ = ["ITNetConfig"]

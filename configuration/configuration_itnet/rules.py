@@ -18,6 +18,9 @@ each followed by its value in brackets.
 """
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Integral
 
 # Input groups of the kernel MLP, in the order of Eq. kernel_input. Columns of W1 follow this order.
 KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
@@ -30,6 +33,7 @@ FREE_POSITION_DIM = ("graph", "signal")
 CLS_MODALITIES = ("image", "text", "multimodal")
 CAUSAL_MODALITIES = ("text", "signal")
 MEASURED_MODALITIES = ("image", "text")  # order of explicit weights in `measure`
+TOKEN_MODALITIES = ("text", "multimodal")
 
 POSITIVE = (
     "hidden_size",
@@ -81,6 +85,8 @@ def check_config(config) -> None:
     check_heads(config)
     check_patches(config)
     check_modality(config)
+    check_tokens(config)
+    check_num_labels(config.num_labels)
     check_measure(config)
     check_activation(config.hidden_act)
 
@@ -143,6 +149,28 @@ def check_modality(config) -> None:
             f"`is_causal` (True) needs ordered positions, which `modality` ({modality!r}) does not have; "
             f"only {', '.join(CAUSAL_MODALITIES)} do"
         )
+
+
+def check_tokens(config) -> None:
+    padding, size = config.pad_token_id, config.vocab_size
+    if config.modality in TOKEN_MODALITIES and padding is not None and not 0 <= padding < size:
+        raise ValueError(
+            f"`pad_token_id` ({padding}) must be from 0 to {size - 1}, below `vocab_size` ({size}), or None"
+        )
+
+
+def check_num_labels(count) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"`num_labels` ({count!r}) must be a whole number, at least 1")
+
+
+def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Raise a `ValueError` for the first of the ``given`` names that is not ``known``, with the nearest that is."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"`{name}` is no argument of {owner}; the nearest that is one is `{nearest}`")
 
 
 def check_measure(config) -> None:

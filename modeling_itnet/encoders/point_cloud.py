@@ -69,14 +69,18 @@ class ITNetPointCloudEncoder(nn.Module):
     def _check(self, points: Tensor, point_features: Tensor | None) -> None:
         if points.dim() != 3 or points.shape[2] != 3 or points.shape[1] == 0:
             raise ValueError(f"`points` {list(points.shape)} must be [batch, points, 3] with at least one point")
-        if can_read_values(points) and not bool(points.isfinite().all()):
-            raise ValueError("`points` holds coordinates that are not finite")
         expected = [*points.shape[:2], self.feature_size] if self.feature_size else None
         given = None if point_features is None else list(point_features.shape)
         if given != expected:
             raise ValueError(
                 f"`point_features` {given} must be {expected}: `point_feature_size` is {self.feature_size}"
             )
+        if (
+            point_features is not None
+            and can_read_values(point_features)
+            and not bool(point_features.isfinite().all())
+        ):
+            raise ValueError("`point_features` holds numbers that are not finite")
 
 
 class ITNetLocalExtraction(nn.Module):

@@ -15,18 +15,22 @@
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, check_ids, check_mask, uniform_measure
+from ..domain import Signal, can_read_values, check_ids, check_mask, uniform_measure
 from ..operator import ITNetFourierFeatures
+
+logger = logging.get_logger(__name__)
 
 
 class ITNetTextEncoder(nn.Module):
     """u(x_k) = E[token_k] + E_type[segment_k] + W_pos gamma(x_k); uniform measure over the real tokens.
 
     Token k = 1..n sits at x_k = k/n, where n counts real tokens only. A causal model uses k / max_position_embeddings
-    instead: with k/n a token would see how long the text is going to be.
+    instead: with k/n a token would see how long the text is going to be. Texts of any length run; those of a causal
+    model that are longer than that unit lie outside the interval that it was trained on.
     """
 
     required = ("input_ids", "inputs_embeds")
@@ -67,6 +71,11 @@ class ITNetTextEncoder(nn.Module):
         check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
         features = features + types(token_type_ids)
         positions = self.positions(batch, count, attention_mask, position_ids, features.device)
+        if self.unit is not None and count > self.unit and can_read_values(positions) and positions.max() > 1:
+            logger.warning_once(
+                f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
+                "causal model has learned nothing"
+            )
         features = features + self.position_projection(fourier(positions).to(features.dtype))
         return Signal(self.dropout(features), positions, uniform_measure(features, attention_mask))
 

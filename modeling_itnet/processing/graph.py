@@ -21,9 +21,10 @@ from transformers.feature_extraction_utils import BatchFeature, FeatureExtractio
 
 from .arrays import as_array, pad
 from .laplacian import laplacian_positions, neighbor_lists, undirected_edges
+from .settings import CheckedSettings
 
 
-class ITNetGraphProcessor(FeatureExtractionMixin):
+class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
     """
     Turns graphs into the inputs of ITNet models with `modality="graph"`.
 
@@ -32,7 +33,7 @@ class ITNetGraphProcessor(FeatureExtractionMixin):
     - `edge_index` `[2, E]`: the nodes that each edge joins. Edges have no direction and count once; a self-loop makes
       a node its own neighbour.
     - `x` (or `node_features`) `[n, c]`: real features, or `node_types` (or `node_type`) `[n]`: one label per node.
-    - `num_nodes`, if some nodes at the end have neither edge nor features.
+    - `num_nodes`, if there are no features and some nodes at the end have no edge.
     - `y` (or `label`), optional: becomes `labels`.
 
     A `Data` or `Batch` of PyTorch Geometric is such an object, and a NetworkX graph is read through its nodes and
@@ -47,6 +48,7 @@ class ITNetGraphProcessor(FeatureExtractionMixin):
     model_input_names = ["node_features", "node_types", "positions", "neighbors", "attention_mask"]
 
     def __init__(self, num_positions: int = 8, **kwargs):
+        self.check_settings(kwargs)
         if num_positions < 1:
             raise ValueError(f"`num_positions` ({num_positions}) must be at least 1")
         self.num_positions = num_positions
@@ -70,7 +72,7 @@ class ITNetGraphProcessor(FeatureExtractionMixin):
 
         Returns:
             `node_features` `[B, n, c]` or `node_types` `[B, n]`, `positions` `[B, n, num_positions]`, `neighbors`
-            `[B, n, max degree]` (-1 where a node has fewer), `attention_mask` `[B, n]`, and `labels` if all have `y`.
+            `[B, n, max degree]` (-1 where a node has fewer), `attention_mask` `[B, n]`, and `labels` if they have `y`.
         """
         parsed = [_parse(graph, index) for index, graph in enumerate(_as_list(graphs))]
         kinds = {(name, array.shape[1:]) for name, array, *_ in parsed}
@@ -90,8 +92,11 @@ class ITNetGraphProcessor(FeatureExtractionMixin):
             data["neighbors"].append(neighbor_lists(edges, count))
         data["neighbors"] = _pad_lists(data["neighbors"], most)
         labels = [label for *_, label in parsed]
-        if all(label is not None for label in labels):
+        missing = [index for index, label in enumerate(labels) if label is None]
+        if not missing:
             data["labels"] = np.array(labels)
+        elif len(missing) < len(labels):
+            raise ValueError(f"graph(s) {missing} have no `y`, but the others have: all need a label, or none")
         return BatchFeature({name: np.stack(list(value)) for name, value in data.items()}, tensor_type=return_tensors)
 
 
@@ -126,8 +131,9 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
         )
     features, types = first("x", "node_features"), first("node_types", "node_type")
     name, array = ("node_types", types) if types is not None else ("node_features", features)
+    num_nodes = first("num_nodes")
     if array is None:
-        array = np.ones((_count(first("num_nodes"), edges, index), 1))
+        array = np.ones((_count(num_nodes, edges, index), 1))
     array = as_array(array, f"`{name}` of graph {index}")
     if name == "node_features":
         if array.ndim != 2 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
@@ -141,6 +147,8 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
         )
     if len(array) == 0:
         raise ValueError(f"graph {index} has no nodes; at least one is needed")
+    if num_nodes is not None and int(num_nodes) != len(array):
+        raise ValueError(f"`num_nodes` ({num_nodes}) of graph {index} must be {len(array)}, the rows of `{name}`")
     if edges.size and (edges.min() < 0 or edges.max() >= len(array)):
         raise ValueError(
             f"`edge_index` of graph {index} names nodes {edges.min()} to {edges.max()}, but it has {len(array)} nodes"

@@ -13,11 +13,15 @@
 # limitations under the License.
 """Images to pixel values, with PIL and NumPy only."""
 
+from numbers import Number
+
 import numpy as np
 from PIL import Image
 from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PILImageResampling
-from transformers.processing_utils import ImagesKwargs
+from transformers.processing_utils import ImagesKwargs, Unpack
+
+from .settings import CheckedSettings
 
 
 class ITNetImageProcessorKwargs(ImagesKwargs, total=False):
@@ -29,9 +33,10 @@ class ITNetImageProcessorKwargs(ImagesKwargs, total=False):
     num_channels: int
 
 
-class ITNetImageProcessor(PilBackend):
+class ITNetImageProcessor(CheckedSettings, PilBackend):
     """
-    Converts to RGB, resizes, scales to [0, 1] and normalises to [-1, 1]. `num_channels=1` is for grey images:
+    Converts to RGB, resizes, scales to [0, 1] and normalises to [-1, 1]. 16-bit images are reduced to 8 bits first:
+    white stays white. Arrays have an axis of channels, first or last. `num_channels=1` is for grey images:
     conversion is off, and mean and standard deviation have one entry. [`ITNetImageProcessor.from_model_config`] sets
     all of it.
     """
@@ -49,6 +54,14 @@ class ITNetImageProcessor(PilBackend):
     do_normalize = True
     num_channels = 3
 
+    def __init__(self, **kwargs: Unpack[ITNetImageProcessorKwargs]):
+        self.check_settings(kwargs)
+        super().__init__(**kwargs)
+
+    @classmethod
+    def setting_names(cls) -> set[str]:
+        return set(cls.valid_kwargs.__annotations__)
+
     @classmethod
     def from_model_config(cls, config, **kwargs) -> "ITNetImageProcessor":
         """The processor that makes images of the size and number of channels of a model's configuration."""
@@ -59,6 +72,11 @@ class ITNetImageProcessor(PilBackend):
             values |= {"do_convert_rgb": False, "image_mean": half, "image_std": half}
         return cls(**{**values, **kwargs})
 
+    def preprocess(self, images, *args, **kwargs):
+        """As in the base class; what is no image is named by its shape, not by its pixels."""
+        _check_images(images)
+        return super().preprocess(images, *args, **kwargs)
+
     def process_image(self, image, do_convert_rgb=None, input_data_format=None, **kwargs) -> np.ndarray:
         """One image as an array [channels, height, width]; says so if it has the wrong number of channels."""
         mode = image.mode if isinstance(image, Image.Image) else None
@@ -66,7 +84,7 @@ class ITNetImageProcessor(PilBackend):
             raise ValueError(
                 "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
             )
-        array = super().process_image(image, do_convert_rgb, input_data_format, **kwargs)
+        array = super().process_image(_to_8_bits(image), do_convert_rgb, input_data_format, **kwargs)
         if len(array) != self.num_channels:
             kind = f"of mode {mode!r}" if mode else "given as an array"
             raise ValueError(
@@ -74,6 +92,41 @@ class ITNetImageProcessor(PilBackend):
                 f"or set `do_convert_rgb` (now {do_convert_rgb}) and `num_channels` to what the model takes"
             )
         return array
+
+
+def _check_images(images) -> None:
+    """Raise a `ValueError` for numbers that no axis of channels makes an image, and for images without pixels."""
+    if isinstance(images, (list, tuple)):
+        for image in images:
+            _check_images(image)
+    elif isinstance(images, Number):
+        raise ValueError("images are PIL images, arrays or tensors, not lists of numbers: pass `np.array(image)`")
+    elif isinstance(images, Image.Image) and 0 in images.size:
+        raise ValueError(f"an image of {images.size[0]} × {images.size[1]} pixels is empty")
+    elif hasattr(images, "shape"):
+        shape = list(images.shape)
+        if len(shape) < 3:
+            raise ValueError(
+                f"an array {shape} is no image: it needs an axis of channels, as in `array[None]`, [1, height, width]"
+            )
+        if 0 in shape:
+            raise ValueError(f"an array {shape} is no image: it has no pixels")
+
+
+def _to_8_bits(image):
+    """Images with 16 bits per value as images with 8, in which the largest value is again the largest: v / 257."""
+    mode = image.mode if isinstance(image, Image.Image) else None
+    if (mode or "").startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8))
+    if mode in ("I", "F"):  # numbers of any size, which a conversion would cut off at 255
+        lowest, highest = image.getextrema()
+        if lowest < 0 or highest > 255:
+            raise ValueError(
+                f"an image of mode {mode!r} holds values from {lowest} to {highest}: scale them to 0 to 255 first"
+            )
+    if getattr(image, "dtype", None) == np.uint16:
+        return (image / 257).round().astype(np.uint8)
+    return image
 
 
 __all__ = ["ITNetImageProcessor"]

@@ -19,9 +19,10 @@ import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
 from .arrays import as_array, pad
+from .settings import CheckedSettings
 
 
-class ITNetPointCloudProcessor(FeatureExtractionMixin):
+class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
     """
     Turns point clouds into the inputs of ITNet models with `modality="point_cloud"`.
 
@@ -56,10 +57,15 @@ class ITNetPointCloudProcessor(FeatureExtractionMixin):
         features_are_normals: bool = False,
         **kwargs,
     ):
+        self.check_settings(kwargs)
         if num_points is not None and num_points < 1:
             raise ValueError(f"`num_points` ({num_points}) must be at least 1, or None for all points")
         if gravity_axis not in (0, 1, 2):
             raise ValueError(f"`gravity_axis` ({gravity_axis}) must be 0, 1 or 2")
+        if np.shape(scale_range) != (2,) or not 0 < scale_range[0] <= scale_range[1] < np.inf:
+            raise ValueError(f"`scale_range` ({scale_range}) must be (lowest, highest), both positive and finite")
+        if not 0 <= jitter_std < np.inf:
+            raise ValueError(f"`jitter_std` ({jitter_std}) must be zero or more, and finite")
         self.num_points = num_points
         self.do_normalize = do_normalize
         self.scale_range = list(scale_range)
@@ -169,3 +175,6 @@ def _check(points: np.ndarray, features: np.ndarray | None, index: int) -> None:
         raise ValueError(
             f"`point_features` of cloud {index} must be [{len(points)}, features], got {list(features.shape)}"
         )
+    if features is not None and not np.isfinite(features).all():
+        bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
+        raise ValueError(f"`point_features` of cloud {index} are not finite, at point {bad[0]} of {len(points)}")

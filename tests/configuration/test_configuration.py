@@ -324,6 +324,74 @@ class TestValidation:
             ITNetConfig(**{name: value})
 
 
+class TestNames:
+    @pytest.mark.parametrize(("name", "nearest"), [("rnk", "rank"), ("hiden_size", "hidden_size"), ("foo", "")])
+    def test_unknown_argument(self, name, nearest):
+        with pytest.raises(ValueError, match=rf"`{name}` is no argument of ITNetConfig; the nearest .* `{nearest}"):
+            ITNetConfig(**{name: 3})
+        with pytest.raises(ValueError, match=f"`{name}` is no argument"):
+            ITNetConfig.from_preset("itnet-tiny", **{name: 3})
+
+    def test_what_transformers_gives_to_any_configuration(self):
+        common = {
+            "num_labels": 4,
+            "output_attentions": False,
+            "torch_dtype": "float32",
+            "name_or_path": "here",
+            "auto_map": {"AutoConfig": "a.B"},
+            "attn_implementation": "eager",
+            "_commit_hash": None,
+            "temperature": 0.5,
+            "architectures": ["ITNetModel"],
+        }
+        assert ITNetConfig(**common).num_labels == 4
+        config = ITNetConfig(modality="text", **common)
+        assert ITNetConfig(**config.to_dict()).to_dict() == config.to_dict()
+
+    def test_files_of_other_versions(self, tmp_path):
+        """A key that nobody here knows does not stop a checkpoint from loading."""
+        ITNetConfig(rank=3).save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values |= {"pruned_heads": {}, "a_field_of_2030": 5}
+        path.write_text(json.dumps(values), encoding="utf-8")
+        config, unused = ITNetConfig.from_pretrained(tmp_path, num_samples=7, strange=1, return_unused_kwargs=True)
+        assert (config.rank, config.num_samples, config.a_field_of_2030, unused) == (3, 7, 5, {"strange": 1})
+        config.save_pretrained(tmp_path)
+        assert ITNetConfig.from_pretrained(tmp_path) == config
+
+    @pytest.mark.parametrize("content", [None, "{}"])
+    def test_no_configuration_file(self, tmp_path, content):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content, encoding="utf-8")
+        with pytest.raises(OSError, match=r"config\.json"):
+            ITNetConfig.from_pretrained(tmp_path)
+
+
+class TestLabels:
+    @pytest.mark.parametrize("count", [0, -1, "3", 2.5, True])
+    def test_bad_counts(self, count):
+        for make in (lambda: ITNetConfig(num_labels=count), lambda: setattr(ITNetConfig(), "num_labels", count)):
+            with pytest.raises(ValueError, match=r"`num_labels` \(.*\) must be a whole number, at least 1"):
+                make()
+
+    def test_no_label(self):
+        with pytest.raises(ValueError, match=r"`num_labels` \(0\)"):
+            ITNetConfig(id2label={})
+
+    def test_two_labels_by_default_or_by_choice(self, tmp_path):
+        """Transformers fills in two labels; whoever asks for two is told from whoever does not care."""
+        chosen, default = ITNetConfig(num_labels=2), ITNetConfig()
+        assigned = ITNetConfig()
+        assigned.num_labels = 2
+        for config, is_default in ((chosen, False), (assigned, False), (default, True)):
+            config.save_pretrained(tmp_path)
+            again = [ITNetConfig.from_pretrained(tmp_path), ITNetConfig.from_dict(config.to_dict())]
+            assert all(each.labels_are_default == is_default for each in [config, *again])
+            assert all(each == config for each in again)
+        assert ITNetConfig(id2label={0: "no", 1: "yes"}).labels_are_default is False
+
+
 class TestDocstring:
     def test_documents_exactly_the_fields(self):
         assert set(re.findall(r"^ {8}(\w+) \(`", ITNetConfig.__doc__, re.MULTILINE)) == OWN_FIELDS

@@ -261,3 +261,15 @@ class TestProcessor:
     def test_bad_graphs(self, graph, message):
         with pytest.raises(ValueError, match=message):
             ITNetGraphProcessor()(graph)
+
+    def test_some_labels_are_missing(self):
+        with pytest.raises(ValueError, match=r"graph\(s\) \[1\] have no `y`, but the others have"):
+            ITNetGraphProcessor()([self.PATH, {**self.PATH, "y": None}, self.PATH])
+
+    def test_num_nodes_against_features(self):
+        with pytest.raises(ValueError, match=r"`num_nodes` \(5\) of graph 0 must be 3, the rows of `node_features`"):
+            ITNetGraphProcessor()({"edge_index": [[0], [1]], "x": np.ones((3, 1)), "num_nodes": 5})
+
+    def test_unknown_setting(self):
+        with pytest.raises(ValueError, match="`num_position` is no argument of ITNetGraphProcessor; .*`num_positions`"):
+            ITNetGraphProcessor(num_position=3)

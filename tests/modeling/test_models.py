@@ -562,6 +562,31 @@ class TestSymmetries:
         assert (before[:, 0] - after[:, 0]).abs().max() > 1e-3
 
 
+class TestLongTexts:
+    """Positions are coordinates, so that `max_position_embeddings` (32) is no limit."""
+
+    def test_bidirectional(self, tiny_model, tiny_inputs):
+        """k/n at any length: the same function of the tokens as in a model that was made for longer texts."""
+        inputs = tiny_inputs("text", length=40)
+        actual, expected = (
+            tiny_model("text", max_position_embeddings=length)(**inputs).last_hidden_state for length in (32, 64)
+        )
+        assert torch.equal(actual, expected)
+
+    def test_causal(self, tiny_model, tiny_inputs, caplog, monkeypatch):
+        """k/32 goes on beyond 1, which a warning says; the first 32 tokens do not see what follows."""
+        monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+        model, inputs = tiny_model("text", is_causal=True), tiny_inputs("text", length=40)
+        logging.get_logger("transformers").warning_once.cache_clear()
+        start = model(input_ids=inputs["input_ids"][:, :32]).last_hidden_state
+        assert "max_position_embeddings" not in caplog.text
+        assert_same(model(**inputs).last_hidden_state[:, :32], start)
+        assert "a text is longer than `max_position_embeddings` (32)" in caplog.text
+        torch.testing.assert_close(
+            model.encoder(model.fourier, **inputs).positions[:, 0], torch.arange(1, 41) / 32, rtol=0, atol=1e-6
+        )
+
+
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 PIXELS = torch.zeros(2, 3, 16, 16)
 EMBEDS, POINTS = torch.zeros(2, 3, 16), torch.rand(3, 2)
@@ -578,6 +603,18 @@ INPUT_ERRORS = {
         {"inputs_embeds": EMBEDS, "positions": POINTS, "attention_mask": torch.zeros(2, 3)},
         "`attention_mask` removes every position of sample(s) [0, 1]",
     ),
+    **{
+        f"mask-with-{value}": (
+            name,
+            {**inputs, "attention_mask": torch.tensor([[1.0, 1.0, 0.0], [1.0, value, 0.0]])},
+            f"`attention_mask` holds {value}, but must hold 1 for each real position and 0 for padding",
+        )
+        for name, inputs in (
+            ("text", {"input_ids": IDS}),
+            ("signal", {"inputs_embeds": EMBEDS, "positions": POINTS}),
+        )
+        for value in (2.0, -1.0, 0.5, float("-inf"), float("nan"))
+    },
     "mask-of-another-length": (
         "text",
         {"input_ids": IDS, "attention_mask": torch.ones(2, 4)},

@@ -1,5 +1,6 @@
 """Image and text on one domain: positions, measure, answers, two images, two checkpoints, processors."""
 
+import json
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from modeling_itnet import (
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
     ITNetForMaskedLM,
+    ITNetConfig,
     ITNetForVisualQuestionAnswering,
     ITNetImageProcessor,
     ITNetModel,
@@ -122,14 +124,27 @@ def tiny_model_with_text(tiny_config, shake):
 
 class TestAnswers:
     def test_default_is_vqa_v2(self, tiny_config):
-        config = tiny_config("multimodal")
-        config.num_labels = 2
+        values = tiny_config("multimodal").to_dict()
+        values = {name: value for name, value in values.items() if name not in ("id2label", "label2id")}
+        config = ITNetConfig(**values)
         model = ITNetForVisualQuestionAnswering(config)
-        assert model.config.num_labels == model.classifier.linear.out_features == 3129
+        assert model.config.num_labels == model.classifier.out_features == 3129
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_counted_answers_stay(self, tiny_config, tmp_path, count):
+        model = ITNetForVisualQuestionAnswering(tiny_config("multimodal", num_labels=count))
+        assert model.classifier.out_features == count
+        model.save_pretrained(tmp_path)
+        assert ITNetForVisualQuestionAnswering.from_pretrained(tmp_path).classifier.out_features == count
 
     def test_named_answers_stay(self, tiny_config):
         config = tiny_config("multimodal", num_labels=2, id2label={0: "no", 1: "yes"})
-        assert ITNetForVisualQuestionAnswering(config).classifier.linear.out_features == 2
+        assert ITNetForVisualQuestionAnswering(config).classifier.out_features == 2
+
+    @pytest.mark.parametrize("answers", ["red", ["red"], [["red"], "r"]])
+    def test_answers_that_are_no_lists(self, answers):
+        with pytest.raises(ValueError, match="`answers` must hold a list of answers for each question"):
+            vqa_soft_targets(answers, {"red": 0, "r": 1})
 
     def test_soft_targets(self):
         """Of ten people, c said the answer: c/10 min((c-1)/3, 1) + (10-c)/10 min(c/3, 1)."""
@@ -152,7 +167,7 @@ class TestTwoImages:
             model.itnet(pixel_values=pixels[:, side], input_ids=IDS, attention_mask=MASK).pooler_output
             for side in (0, 1)
         ]
-        linear = model.classifier.linear
+        linear = model.classifier
         expected = torch.cat(pooled, dim=1) @ linear.weight.T + linear.bias
         actual = model(pixel_values=pixels, input_ids=IDS, attention_mask=MASK).logits
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -217,6 +232,51 @@ class TestCheckpoints:
 
 
 class TestImageProcessor:
+    GREY = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
+
+    @pytest.mark.parametrize("form", ["I;16", "I;16B", "array"])
+    @pytest.mark.parametrize("resize", [True, False])
+    def test_16_bits(self, form, resize):
+        """Black is -1 and white 1, and what lies between is where it was, to half a step of 8 bits."""
+        image = np.stack([self.GREY] * 3, axis=-1)
+        if form != "array":
+            image = Image.frombytes(form, (8, 8), self.GREY.astype("<u2" if form == "I;16" else ">u2").tobytes())
+        processor = ITNetImageProcessor(size={"height": 8, "width": 8}, do_resize=resize)
+        pixels = processor(image, return_tensors="np")["pixel_values"][0]
+        expected = np.stack([self.GREY / 65535 * 2 - 1] * 3)
+        np.testing.assert_allclose(pixels, expected, atol=1 / 255 + 1e-6)
+
+    @pytest.mark.parametrize("mode", ["I", "F"])
+    def test_numbers_without_a_range(self, mode):
+        image = Image.fromarray(self.GREY.astype(np.int32 if mode == "I" else np.float32))
+        with pytest.raises(ValueError, match=rf"mode '{mode}' holds values from 0(\.0)? to 65535"):
+            ITNetImageProcessor()(image)
+
+    @pytest.mark.parametrize(
+        ("image", "message"),
+        [
+            (Image.new("RGB", (0, 10)), "an image of 0 × 10 pixels is empty"),
+            (np.zeros((3, 0, 10)), r"an array \[3, 0, 10\] is no image: it has no pixels"),
+            (np.zeros((50, 50)), r"an array \[50, 50\] is no image: it needs an axis of channels"),
+            ([torch.zeros(50, 50)], r"an array \[50, 50\] is no image"),
+            ([[0.5] * 50] * 50, "not lists of numbers"),
+        ],
+    )
+    def test_no_images(self, image, message):
+        with pytest.raises(ValueError, match=message) as error:
+            ITNetImageProcessor()(image)
+        assert len(str(error.value)) < 150  # no pixels in it
+
+    def test_unknown_settings(self, tmp_path):
+        with pytest.raises(ValueError, match=r"`num_chanels` is no argument of ITNetImageProcessor; .* `num_channels`"):
+            ITNetImageProcessor(num_chanels=1)
+        processor = ITNetImageProcessor(size={"height": 8, "width": 4})
+        processor.save_pretrained(tmp_path)
+        path = tmp_path / "preprocessor_config.json"
+        values = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**values, "a_field_of_2030": 5}), encoding="utf-8")
+        assert ITNetImageProcessor.from_pretrained(tmp_path).to_dict() == processor.to_dict()
+
     def image(self, mode="RGB", size=(20, 10)):
         pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
         return Image.fromarray(pixels).convert(mode)

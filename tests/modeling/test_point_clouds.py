@@ -244,3 +244,28 @@ class TestProcessor:
             ITNetPointCloudProcessor(num_points=0)
         with pytest.raises(ValueError, match="`gravity_axis`"):
             ITNetPointCloudProcessor(gravity_axis=3)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"num_point": 12}, "`num_point` is no argument of ITNetPointCloudProcessor; .* `num_points`"),
+            ({"scale_range": (1.25, 0.8)}, r"`scale_range` \(\(1.25, 0.8\)\) must be \(lowest, highest\)"),
+            ({"scale_range": 1.1}, r"`scale_range` \(1.1\) must be \(lowest, highest\)"),
+            ({"scale_range": (0, 1)}, "`scale_range`"),
+            ({"jitter_std": -1}, r"`jitter_std` \(-1\) must be zero or more"),
+            ({"jitter_std": np.nan}, r"`jitter_std` \(nan\)"),
+        ],
+    )
+    def test_bad_arguments(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            ITNetPointCloudProcessor(**settings)
+
+    def test_features_that_are_not_finite(self, tiny_config):
+        features = np.zeros((4, 1))
+        features[2] = np.nan
+        with pytest.raises(ValueError, match="`point_features` of cloud 0 are not finite, at point 2 of 4"):
+            ITNetPointCloudProcessor()(np.ones((4, 3)), features)
+        with pytest.raises(ValueError, match="`point_features` holds numbers that are not finite"):
+            ITNetModel(tiny_config("point_cloud", point_feature_size=1))(
+                points=torch.zeros(1, 4, 3), point_features=torch.from_numpy(features).unsqueeze(0)
+            )
