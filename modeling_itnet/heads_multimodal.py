@@ -24,7 +24,7 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 
 from .domain import check_tensor
-from .heads import ITNetClassifier, batch_loss, check_modality
+from .heads import ITNetClassifier, batch_loss, check_labels, check_modality
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .outputs import batch_share
 
@@ -83,7 +83,9 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
         loss = None
         if labels is not None:
             share = batch_share(labels, kwargs.get("num_items_in_batch"))
-            if labels.dim() == 1:
+            is_index = check_tensor(labels, "labels").dim() == 1
+            check_labels(labels, logits, "single_label_classification" if is_index else "multi_label_classification")
+            if is_index:
                 labels = F.one_hot(labels, self.num_labels)
             targets = labels.to(logits.device, torch.float32)
             loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]

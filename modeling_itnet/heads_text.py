@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
-from .heads import ITNetClassifier, check_modality
+from .heads import ITNetClassifier, check_labels, check_modality
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
 
@@ -120,7 +120,10 @@ class ITNetForTokenClassification(ITNetPreTrainedModel):
             **kwargs,
         )
         logits = self.classifier(outputs.last_hidden_state)
-        loss = self.loss_function(logits, labels, self.config, **kwargs) if labels is not None else None
+        loss = None
+        if labels is not None:
+            check_labels(labels, logits, "single_label_classification")
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

@@ -14,8 +14,10 @@
 """ITNetModel: encoder -> L layers -> final layer norm."""
 
 import math
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
@@ -36,6 +38,9 @@ from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, reset_line
 from .operator_inputs import find_operators
 from .outputs import ITNetModelOutput, adds_proposal_loss
 from .positional import takes_main_input_first
+
+# Names of weights in early checkpoints, where a classifier held its linear map as a part -> names here.
+_EARLY_NAMES = {r"^classifier\.linear\.": "classifier."}
 
 
 @auto_docstring
@@ -60,13 +65,21 @@ class ITNetPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
         """
         As in the base class, but from safetensors files only: loading a pickle can run whatever code it holds. An
-        integration mode whose parameters the checkpoint lacks is an error.
+        integration mode whose parameters the checkpoint lacks is an error, and so is a file that cannot be read, by
+        name. Classifiers of early checkpoints are renamed.
         """
         if kwargs.setdefault("use_safetensors", True) is False:
             raise ValueError("`use_safetensors` (False) must be True: weights are loaded from safetensors files only")
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
-        )
+        if kwargs.get("key_mapping") is None:
+            kwargs["key_mapping"] = _EARLY_NAMES
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise SafetensorError(
+                f"{_broken_weights(pretrained_model_name_or_path)} cannot be read, it is truncated or damaged: {error}"
+            ) from error
         check_parts(model.config, info["missing_keys"])
         return (model, info) if output_loading_info else model
 
@@ -156,6 +169,18 @@ class ITNetPreTrainedModel(PreTrainedModel):
             init.trunc_normal_(module.weight, std=std)
         elif hasattr(module, "initialization"):
             reset_linear(module, self.config)
+
+
+def _broken_weights(name) -> str:
+    """The files of weights in the folder ``name`` that are not what they should be; without a folder, ``name``."""
+    broken = []
+    for path in sorted(Path(name).glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError:
+            broken.append(str(path))
+    return ", ".join(broken) or f"a safetensors file of {str(name)!r}"
 
 
 def _hub():

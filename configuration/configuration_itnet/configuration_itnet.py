@@ -348,7 +348,7 @@ class ITNetConfig(PreTrainedConfig):
             if isinstance(getattr(self, name), list):
                 setattr(self, name, tuple(getattr(self, name)))
         super().__post_init__(**kwargs)
-        self._labels_were_counted = kwargs.get("num_labels") is not None
+        self._two_labels_wanted = kwargs.get("num_labels") is not None and self.id2label == _UNNAMED
         # `@strict` runs this again, but wraps what it raises in an exception that is no ValueError.
         self.validate_architecture()
 
@@ -403,7 +403,7 @@ class ITNetConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As in the base class. Two labels that were asked for are told from the two that are there by default."""
         values = super().to_dict()
-        if values.pop("_labels_were_counted", False) and self.id2label == _UNNAMED:
+        if values.pop("_two_labels_wanted", False) and self.id2label == _UNNAMED:
             values["num_labels"] = len(_UNNAMED)
         return values
 
@@ -416,12 +416,12 @@ class ITNetConfig(PreTrainedConfig):
     def num_labels(self, count: int) -> None:
         check_num_labels(count)
         PreTrainedConfig.num_labels.fset(self, count)
-        self._labels_were_counted = True
+        self._two_labels_wanted = self.id2label == _UNNAMED
 
     @property
     def labels_are_default(self) -> bool:
         """Whether nobody has named or counted the labels: then Transformers fills in two of them."""
-        return self.id2label == _UNNAMED and not self._labels_were_counted
+        return self.id2label == _UNNAMED and not self._two_labels_wanted
 
     @property
     def head_dim(self) -> int:

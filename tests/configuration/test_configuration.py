@@ -388,7 +388,7 @@ class TestLabels:
             config.save_pretrained(tmp_path)
             again = [ITNetConfig.from_pretrained(tmp_path), ITNetConfig.from_dict(config.to_dict())]
             assert all(each.labels_are_default == is_default for each in [config, *again])
-            assert all(each == config for each in again)
+            assert all(each.to_dict() == config.to_dict() for each in again)
         assert ITNetConfig(id2label={0: "no", 1: "yes"}).labels_are_default is False
 
 

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import modeling_itnet
 from modeling_itnet import ITNetModel
@@ -92,3 +93,42 @@ def test_help_has_no_placeholders():
         if isinstance(thing, type) and hasattr(thing, "forward"):
             text = inspect.getdoc(thing) + inspect.getdoc(thing.forward)
             assert "processor_class" not in text, name
+
+
+CLASSIFIERS = ["image-classification", "sequence-classification", "images-and-text", "point-cloud", "graph"]
+TOKENS = ["masked-lm", "token-classification"]
+BAD_LABELS = {
+    "out-of-range": (lambda good: good + 39, "`labels` hold (39|40|41|42), but there are (3|40) classes"),
+    "negative": (lambda good: good - 5, "`labels` hold -[345], but there are (3|40) classes"),
+    "longer": (lambda good: torch.cat([good, good]), r"`labels` \[6(, 7)?\] must be \[3(, 7)?\]: class indices"),
+    "list": (torch.Tensor.tolist, r"`labels` \(list\) must be a torch\.Tensor"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELS)
+@pytest.mark.parametrize("name", [*CLASSIFIERS, *TOKENS, "visual-question-answering"])
+def test_bad_labels(name, case, make_model, make_inputs, make_labels):
+    change, message = BAD_LABELS[case]
+    labels = make_labels(name)["labels"]
+    with pytest.raises(ValueError, match=message):
+        make_model(name)(**make_inputs(name), labels=change(labels))
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_labels_of_every_kind(name, make_model, make_inputs):
+    """Against the losses of torch: indices with some missing, several labels at once, one number."""
+    model, inputs = make_model(name), make_inputs(name)
+    logits = outputs(model, **inputs).logits
+    indices, targets = torch.tensor([2, -100, 0]), torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 1]])
+    loss = outputs(model, **inputs, labels=indices).loss
+    torch.testing.assert_close(loss, F.cross_entropy(logits, indices))
+    model.config.problem_type = None
+    loss = outputs(model, **inputs, labels=targets).loss
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits, targets))
+    model = make_model(name, num_labels=1)
+    values = torch.tensor([0.5, -1.0, 2.0])
+    for labels in (values, values.unsqueeze(1)):
+        loss = outputs(model, **inputs, labels=labels).loss
+        torch.testing.assert_close(loss, F.mse_loss(outputs(model, **inputs).logits[:, 0], values))
+    with pytest.raises(ValueError, match=r"`labels` \[3, 3\] must be \[3\]: one number for each"):
+        model(**inputs, labels=targets)

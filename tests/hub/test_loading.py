@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageClassification, AutoTokenizer
 
 from modeling_itnet import ITNetForImageClassification, ITNetForMaskedLM, ITNetModel
@@ -77,20 +77,67 @@ class TestWays:
                 assert torch.equal(value, stored[name]), name
 
 
+class TestEarlyCheckpoints:
+    """Classifiers once held their linear map as a part, `classifier.linear`."""
+
+    @pytest.fixture
+    def early(self, saved):
+        folder, inputs, expected = saved
+        path = folder / "model.safetensors"
+        weights = load_file(path)
+        for name in ("weight", "bias"):
+            weights[f"classifier.linear.{name}"] = weights.pop(f"classifier.{name}")
+        save_file(weights, path, metadata={"format": "pt"})
+        return folder, inputs, expected, weights
+
+    def test_loading(self, early, tmp_path):
+        folder, inputs, expected, _ = early
+        model, info = ITNetForImageClassification.from_pretrained(folder, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        assert torch.equal(logits(model, inputs), expected)
+        model.save_pretrained(tmp_path / "again")
+        again = AutoModelForImageClassification.from_pretrained(tmp_path / "again")
+        assert torch.equal(logits(again, inputs), expected)
+
+    def test_loading_into_a_model(self, early, make_model):
+        """As Trainer does when it resumes."""
+        _, inputs, expected, weights = early
+        model = make_model(NAME)
+        torch.nn.init.zeros_(model.classifier.weight)
+        model.load_state_dict(weights)
+        assert torch.equal(logits(model, inputs), expected)
+
+
 class TestBrokenFiles:
     def test_truncated_weights(self, saved):
         folder, *_ = saved
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(SafetensorError, match=r"(?i)incomplete|invalid|metadata"):
+        with pytest.raises(SafetensorError, match=r"model\.safetensors cannot be read, it is truncated"):
             ITNetModel.from_pretrained(folder)
 
     def test_corrupted_header(self, saved):
         folder, *_ = saved
         path = folder / "model.safetensors"
         path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
-        with pytest.raises(SafetensorError, match=r"(?i)header"):
+        with pytest.raises(SafetensorError, match=r"model\.safetensors cannot be read.*(?i:header)"):
             ITNetModel.from_pretrained(folder)
+
+    def test_one_shard_of_several(self, tmp_path, make_model):
+        make_model(NAME).save_pretrained(tmp_path, max_shard_size="10KB")
+        path = next(tmp_path.glob("*-00002-of-*"))
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(SafetensorError, match=rf"^[^,]*{path.name} cannot be read"):
+            ITNetModel.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("content", [None, "{}"])
+    def test_no_configuration(self, saved, content):
+        folder, *_ = saved
+        (folder / "config.json").unlink()
+        if content is not None:
+            (folder / "config.json").write_text(content, encoding="utf-8")
+        with pytest.raises(OSError, match=r"has no `config\.json`, or an empty one"):
+            ITNetForImageClassification.from_pretrained(folder)
 
     def test_config_of_another_model(self, saved, tmp_path):
         folder, *_ = saved

@@ -213,7 +213,7 @@ class TestEmbeddings:
 
     def test_heads(self, tiny_config, text_model):
         config = tiny_config("text", **WIDE | {"num_labels": 50})
-        linear = ITNetForSequenceClassification(config).classifier.linear
+        linear = ITNetForSequenceClassification(config).classifier
         assert_normal(linear.weight, 0.02)
         assert not linear.bias.any()
         assert_normal(text_model.lm_head.dense.weight, 0.02)

@@ -16,6 +16,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.utils import logging
 
 from modeling_itnet import (
     ITNetForImageClassification,
@@ -100,7 +101,7 @@ class TestOutputs:
     @pytest.mark.parametrize("name", CLASSIFIERS)
     def test_classifier_is_linear_on_the_pooled_features(self, tiny_model, tiny_inputs, name):
         model, inputs = tiny_model(name), tiny_inputs(name)
-        pooled, linear = model.itnet(**inputs).pooler_output, model.classifier.linear
+        pooled, linear = model.itnet(**inputs).pooler_output, model.classifier
         torch.testing.assert_close(model(**inputs).logits, pooled @ linear.weight.T + linear.bias)
 
     def test_masked_lm_head_is_that_of_bert(self, tiny_model, tiny_inputs):
@@ -382,9 +383,9 @@ class TestSaving:
         assert loaded.config.num_labels == 5
         assert loaded(**inputs).logits.shape == (3, 5)
         assert torch.equal(loaded.itnet(**inputs).pooler_output, model.itnet(**inputs).pooler_output)
-        weight = loaded.classifier.linear.weight
+        weight = loaded.classifier.weight
         assert 0 < weight.abs().max() < 0.2  # N(0, 0.02^2) anew
-        assert not loaded.classifier.linear.bias.any()
+        assert not loaded.classifier.bias.any()
 
     def test_bfloat16(self, tiny_model, tiny_inputs, tmp_path):
         model, inputs = tiny_model("image-classification"), tiny_inputs("image-classification")

@@ -10,10 +10,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, BertTokenizer
 
 from modeling_itnet import (
+    ITNetConfig,
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
     ITNetForMaskedLM,
-    ITNetConfig,
     ITNetForVisualQuestionAnswering,
     ITNetImageProcessor,
     ITNetModel,
@@ -268,7 +268,7 @@ class TestImageProcessor:
         assert len(str(error.value)) < 150  # no pixels in it
 
     def test_unknown_settings(self, tmp_path):
-        with pytest.raises(ValueError, match=r"`num_chanels` is no argument of ITNetImageProcessor; .* `num_channels`"):
+        with pytest.raises(ValueError, match=r"`num_chanels` is no argument of .* is `num_channels`"):
             ITNetImageProcessor(num_chanels=1)
         processor = ITNetImageProcessor(size={"height": 8, "width": 4})
         processor.save_pretrained(tmp_path)

@@ -30,14 +30,14 @@ OUTSIDE = {
         {
             "itnet.encoder.patch_embeddings.0.weight",
             "itnet.encoder.position_projection.weight",
-            "classifier.linear.weight",
+            "classifier.weight",
         },
         {
             "itnet.encoder.patch_embeddings.0.bias",
             "itnet.encoder.cls_token",
             "itnet.layernorm.weight",
             "itnet.layernorm.bias",
-            "classifier.linear.bias",
+            "classifier.bias",
         },
     ),
     "sequence-classification": (
@@ -45,9 +45,9 @@ OUTSIDE = {
             "itnet.encoder.word_embeddings.weight",
             "itnet.encoder.token_type_embeddings.weight",
             "itnet.encoder.position_projection.weight",
-            "classifier.linear.weight",
+            "classifier.weight",
         },
-        {"itnet.layernorm.weight", "itnet.layernorm.bias", "classifier.linear.bias"},
+        {"itnet.layernorm.weight", "itnet.layernorm.bias", "classifier.bias"},
     ),
     "masked-lm": (
         {
