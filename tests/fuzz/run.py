@@ -39,9 +39,12 @@ def plan(names: list[str], cases: int, seed: int) -> list[tuple[str, int]]:
 def run_block(block: list[tuple[str, int]]) -> list[dict]:
     import torch
     from fuzzing import run_case
+    from transformers.utils import logging
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     rows = []
     for family, seed in block:
         outcome = run_case(family, seed)

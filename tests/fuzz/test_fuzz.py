@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils import logging
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
@@ -19,6 +20,13 @@ CASES = {
     for name, family in FAMILIES.items()
     if name not in ("triton", "derivatives", "layer", "invariance")
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_progress_bars():
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from transformers.utils import logging
-
 from . import converters, exact, modes, modules
 from .case import Draw, Outcome
 
@@ -30,8 +28,6 @@ FAMILIES = {
 
 def run_case(family: str, seed: int) -> Outcome:
     """Case ``seed`` of a family. An exception is an infinite error."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     draw, outcome = Draw(family, seed), Outcome()
     outcome.choices = draw.choices
     try:
