@@ -36,6 +36,13 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def same(actual, expected):
+    """Up to rounding: the process that saved it may use other threads, and other places in memory."""
+    return actual.shape == expected.shape and torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 report, loaded_models = {}, {}
 cases = json.load(sys.stdin)
 for name, case in cases.items():
@@ -47,14 +54,14 @@ for name, case in cases.items():
     loaded_models[name] = model
     report[name] = {
         "module": type(model).__module__,
-        "equal": {key: torch.equal(output[key], value) for key, value in expected.items()},
+        "equal": {key: same(output[key], value) for key, value in expected.items()},
     }
     if case.get("resave"):
         model.save_pretrained(case["resave"])
         again = auto_class.from_pretrained(case["resave"], trust_remote_code=True).eval()
         with torch.no_grad():
             output = again(**load_file(case["inputs"]))
-        report[name]["equal again"] = {key: torch.equal(output[key], value) for key, value in expected.items()}
+        report[name]["equal again"] = {key: same(output[key], value) for key, value in expected.items()}
     for processor_class in case.get("processors", []):
         loaded = getattr(transformers, processor_class).from_pretrained(case["folder"], trust_remote_code=True)
         report[name].setdefault("processors", {})[processor_class] = type(loaded).__name__
@@ -63,6 +70,6 @@ for name, case in cases.items():
     with torch.no_grad():
         output = loaded_models[name](**load_file(case["inputs"]))
     expected = load_file(case["outputs"])
-    report[name]["equal at the end"] = all(torch.equal(output[key], value) for key, value in expected.items())
+    report[name]["equal at the end"] = all(same(output[key], value) for key, value in expected.items())
 report["blocked"] = [name for name in BLOCKED if name in sys.modules]
 print(json.dumps(report))

@@ -26,7 +26,8 @@ def test_round_trip(tmp_path, cases, make_model, make_inputs, predictions):
         assert type(again) is case.model_class
         expected = predictions(model(**inputs))
         for key, value in predictions(again(**inputs)).items():
-            assert torch.equal(value, expected[key]), (name, key)
+            # Not bit by bit: weights from a file lie elsewhere in memory, which changes how products are summed.
+            torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
         assert type(AutoModel.from_pretrained(tmp_path / name)) is modeling_itnet.ITNetModel
 
 

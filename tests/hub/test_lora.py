@@ -47,7 +47,7 @@ def test_save_reload_merge(name, mode, tmp_path, make_model, make_inputs, make_l
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").stat().st_size < 120_000
     again = PeftModel.from_pretrained(make_model(name, **overrides), tmp_path).eval()
-    assert_close(outputs(again, inputs, predictions), after, rtol=0, atol=0)
+    assert_close(outputs(again, inputs, predictions), after, rtol=1e-4, atol=1e-5)
     assert_close(outputs(model.merge_and_unload(), inputs, predictions), after, rtol=1e-4, atol=1e-5)
 
 

@@ -22,6 +22,8 @@ from modeling_itnet import (
 )
 
 # id -> (class, modality, configuration)
+# Of a model that was loaded again: its weights lie elsewhere in memory, which changes how products are summed.
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 HEADS = {
     "point-cloud": (ITNetForPointCloudClassification, "point_cloud", {"local_neighbors": 3, "point_feature_size": 2}),
     "graph-features": (ITNetForGraphClassification, "graph", {"node_feature_size": 2}),
@@ -217,7 +219,7 @@ class TestEveryHead:
         loaded = AUTO_CLASSES.get(name, HEADS[name][0]).from_pretrained(tmp_path)
         assert type(loaded) is type(model)
         for key, value in outputs_of(model(**inputs)).items():
-            assert torch.equal(outputs_of(loaded(**inputs))[key], value)
+            torch.testing.assert_close(outputs_of(loaded(**inputs))[key], value, **ROUNDING)
 
     @pytest.mark.parametrize("name", HEADS)
     def test_base_model_of_a_head(self, make_model, tmp_path, name):
@@ -230,7 +232,7 @@ class TestEveryHead:
             inputs["pixel_values"] = inputs["pixel_values"][:, 0]
         inputs.pop("query_positions", None)
         features = base(**inputs).last_hidden_state
-        assert torch.equal(features, model.itnet(**inputs).last_hidden_state)
+        torch.testing.assert_close(features, model.itnet(**inputs).last_hidden_state, **ROUNDING)
         assert features.shape == (BATCH, LENGTH + 5 if "pixel_values" in inputs else LENGTH, 16)
 
     @pytest.mark.parametrize("name", HEADS)

@@ -29,6 +29,8 @@ from modeling_itnet import (
 from modeling_itnet.encoders import ENCODERS
 from modeling_itnet.proposal import ITNetProposal
 
+# Of a model that was loaded again: its weights lie elsewhere in memory, which changes how products are summed.
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 BASES = ("image", "text", "signal")
 HEADS = ("image-classification", "masked-lm", "sequence-classification")
 CLASSIFIERS = ("image-classification", "sequence-classification")
@@ -335,7 +337,7 @@ class TestSaving:
         loaded, report = AUTO_CLASSES[name].from_pretrained(tmp_path, output_loading_info=True)
         assert type(loaded) is type(model)
         assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert torch.equal(main_output(loaded(**inputs)), main_output(model(**inputs)))
+        torch.testing.assert_close(main_output(loaded(**inputs)), main_output(model(**inputs)), **ROUNDING)
         assert {key: value.requires_grad for key, value in loaded.named_parameters()} == {
             key: value.requires_grad for key, value in model.named_parameters()
         }
@@ -353,20 +355,22 @@ class TestSaving:
         model, inputs = tiny_model("image-classification", **overrides), tiny_inputs("image-classification")
         model.save_pretrained(tmp_path)
         loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
-        assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, **ROUNDING)
 
     @pytest.mark.parametrize(("name", "base"), [("image-classification", "image"), ("masked-lm", "text")])
     def test_base_of_a_saved_head(self, tiny_model, tiny_inputs, tmp_path, name, base):
         model, inputs = tiny_model(name), tiny_inputs(base)
         model.save_pretrained(tmp_path)
         loaded = AutoModel.from_pretrained(tmp_path)
-        assert torch.equal(loaded(**inputs).last_hidden_state, model.itnet(**inputs).last_hidden_state)
+        expected = model.itnet(**inputs).last_hidden_state
+        torch.testing.assert_close(loaded(**inputs).last_hidden_state, expected, **ROUNDING)
 
     def test_head_on_a_saved_base(self, tiny_model, tiny_inputs, tmp_path):
         base, inputs = tiny_model("text"), tiny_inputs("text")
         base.save_pretrained(tmp_path)
         loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=4)
-        assert torch.equal(loaded.itnet(**inputs).last_hidden_state, base(**inputs).last_hidden_state)
+        expected = base(**inputs).last_hidden_state
+        torch.testing.assert_close(loaded.itnet(**inputs).last_hidden_state, expected, **ROUNDING)
         assert loaded(**inputs).logits.shape == (3, 4)
 
     @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -382,7 +386,8 @@ class TestSaving:
         )
         assert loaded.config.num_labels == 5
         assert loaded(**inputs).logits.shape == (3, 5)
-        assert torch.equal(loaded.itnet(**inputs).pooler_output, model.itnet(**inputs).pooler_output)
+        expected = model.itnet(**inputs).pooler_output
+        torch.testing.assert_close(loaded.itnet(**inputs).pooler_output, expected, **ROUNDING)
         weight = loaded.classifier.weight
         assert 0 < weight.abs().max() < 0.2  # N(0, 0.02^2) anew
         assert not loaded.classifier.bias.any()
@@ -392,7 +397,8 @@ class TestSaving:
         model.save_pretrained(tmp_path)
         loaded = AutoModelForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
-        assert torch.equal(loaded(**inputs).logits, model.to(torch.bfloat16)(**inputs).logits)
+        expected = model.to(torch.bfloat16)(**inputs).logits
+        torch.testing.assert_close(loaded(**inputs).logits, expected, rtol=0, atol=0.02 * expected.abs().max().item())
 
 
 class TestTokenEmbeddings:
@@ -430,7 +436,8 @@ class TestTokenEmbeddings:
         torch.testing.assert_close(output.loss, F.cross_entropy(output.logits.view(-1, size), ids.view(-1)))
         model.save_pretrained(tmp_path)
         loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
-        assert torch.equal(loaded(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+        expected = model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(loaded(ids, attention_mask=mask).logits, expected, **ROUNDING)
 
     def test_new_tokens_can_be_used(self, tiny_model):
         model = tiny_model("sequence-classification")
