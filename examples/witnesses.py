@@ -2,15 +2,17 @@
 
 python examples/witnesses.py
 
-For each witness: how far the integral with its kernel is from the operator's own formula, and by how much the operator
-violates a property that all members of the smaller class have.
+The first table has, for each witness, how far the integral with its kernel is from the operator's own formula, and by
+how much the operator violates a property that all members of the smaller class have. The second table tells operators
+whose kernel depends on x, y, u(x) and u(y) alone from those whose kernel contains more: a normalisation over all keys,
+or the trajectory between its two ends.
 """
 
 import argparse
 
 import torch
 
-from modeling_itnet.special_cases.witnesses import all_witnesses
+from modeling_itnet.special_cases.witnesses import all_witnesses, pair_forms
 
 
 def main() -> None:
@@ -24,6 +26,12 @@ def main() -> None:
     for witness in all_witnesses():
         cells = (witness.name, witness.formula, f"{witness.representation_error:.1e}", witness.obstruction)
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + f" | {witness.gap:.3g} |")
+
+    print("\n| operator | mixed second difference in two keys | κ would need, beside x, y, u(x), u(y) |")
+    print("|---|---|---|")
+    with torch.no_grad():
+        for form in pair_forms():
+            print(f"| {form.name} | {form.difference:.1e} | {form.needs or 'nothing'} |")
 
 
 if __name__ == "__main__":

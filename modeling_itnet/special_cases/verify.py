@@ -57,7 +57,7 @@ def theorem_table(seed: int = 0) -> list[TheoremRow]:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            for part in (_convolution, _attention, _recurrence, _linearisations, _strictness):
+            for part in (_convolution, _attention, _recurrence, _linearisations, _pair_forms, _strictness):
                 torch.manual_seed(seed)
                 rows.extend(part())
         finally:
@@ -226,6 +226,17 @@ def tangent_error(module: nn.Module, u: Tensor) -> float:
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).detach().norm() / expected.detach().norm())
+
+
+def _pair_forms() -> Iterator[TheoremRow]:
+    """Which of the operators have a kernel of (x, y, u(x), u(y)) alone: mixed second differences in two keys."""
+    for form in witnesses.pair_forms():
+        if form.needs:
+            statement = f"{form.name}: not additive over keys; its kernel also contains {form.needs}"
+            yield TheoremRow("Def. itnet_operator", statement, form.difference, 1e-6, ">")
+        else:
+            statement = f"{form.name}: additive over keys, as ∫ κ(x, y, u(x), u(y)) u(y) dμ(y) is"
+            yield TheoremRow("Def. itnet_operator", statement, form.difference, TOLERANCE)
 
 
 def _strictness() -> Iterator[TheoremRow]:

@@ -17,13 +17,16 @@ Each witness has two numbers: how far the integral with its kernel is from the o
 much it violates a property that every member of the smaller class has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from itnet_kernels import KernelWeights, integral_transform
 
 from .kernel import FunctionKernel
+from .modules import LinearAttention, LinearStateSpace
 from .operator import IntegralOperator
 from .quadrature import gauss_legendre
 
@@ -172,6 +175,72 @@ def high_rank(states: int, count: int = 64) -> Witness:
         float(hankel[states] / hankel[0]),
         1e-6,
     )
+
+
+@dataclass(frozen=True)
+class PairForm:
+    """Whether an operator is an integral of kappa(x, y, u(x), u(y)) u(y), and nothing more, as it stands."""
+
+    name: str
+    difference: float  # of the operator, see `mixed_difference`
+    needs: str  # what its kernel contains that kappa has no argument for; "" for nothing
+
+
+def mixed_difference(operator: Callable[[Tensor], Tensor], u: Tensor, query: int, keys: tuple[int, int]) -> float:
+    """|F(u + a + b) - F(u + a) - F(u + b) + F(u)| / |F(u)| at one query, with a and b changes at two other points.
+
+    An integral of kappa(x, y, u(x), u(y)) u(y) adds up what each y contributes by itself, so that this is 0 for every
+    kappa. It is not 0 where the kernel of a pair depends on a third point: Z(x) of a softmax, gates, a sum of steps.
+    """
+    first, second = torch.zeros_like(u), torch.zeros_like(u)
+    first[:, keys[0]], second[:, keys[1]] = torch.randn(2, u.shape[-1])
+    values = [operator(u + change)[:, query] for change in (first + second, first, second, torch.zeros_like(u))]
+    return float((values[0] - values[1] - values[2] + values[3]).norm() / values[3].norm())
+
+
+def pair_forms(features: int = 4, count: int = 8) -> Iterator[PairForm]:
+    """The operators of Theorems 1 to 3, the query last, so that causal ones see the two keys."""
+    u, x = torch.randn(1, count, features), torch.rand(count, 1)
+    weights = KernelWeights(
+        w1=torch.randn(16, 6 * 2 + 1 + 3 * features) / 3,
+        b1=torch.randn(16),
+        w2=torch.randn(1, features**2, 16),
+        b2=torch.randn(1, features**2),
+        fourier=torch.randn(2, 1),
+    )
+    convolution = nn.Conv1d(features, features, 5, padding="same", padding_mode="circular")
+    attention = nn.MultiheadAttention(features, 1, batch_first=True)
+    recurrences = {"nn.RNN": nn.RNN, "nn.LSTM": nn.LSTM, "nn.GRU": nn.GRU}
+    recurrences = {name: made(features, features, batch_first=True) for name, made in recurrences.items()}
+    slopes = "the state between its two ends (slopes of the activation)"
+    cases: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+        ("the ITNet operator", lambda u: integral_transform(u.unsqueeze(2), x, weights).squeeze(2), ""),
+        ("nn.Conv1d", lambda u: convolution(u.transpose(1, 2)).transpose(1, 2), ""),
+        ("softmax attention", lambda u: attention(u, u, u)[0], "Z(x), over all keys"),
+        ("linear attention, normalised", LinearAttention(features, 1), "Z(x), over all keys"),
+        ("linear state space", LinearStateSpace(features, features, features), ""),
+        ("nn.RNN", lambda u: recurrences["nn.RNN"](u)[0], slopes),
+        ("nn.LSTM", lambda u: recurrences["nn.LSTM"](u)[0], slopes.replace("slopes", "gates and slopes")),
+        ("nn.GRU", lambda u: recurrences["nn.GRU"](u)[0], slopes.replace("slopes", "gates and slopes")),
+        ("Mamba's scan", _selective_scan(features), "the sum of the steps Δ between its two ends"),
+    ]
+    for name, operator, needs in cases:
+        yield PairForm(name, mixed_difference(operator, u, count - 1, (count - 4, count - 2)), needs)
+
+
+def _selective_scan(features: int) -> Callable[[Tensor], Tensor]:
+    """h_t = exp(A Delta(u_t)) h_(t-1) + Delta(u_t) B(u_t) u_t, y_t = C(u_t) h_t in each channel, one state each."""
+    step, b, c = (nn.Linear(features, size) for size in (features, 1, 1))
+
+    def scan(u: Tensor) -> Tensor:
+        state, out = torch.zeros_like(u[:, 0]), []
+        for u_t in u.unbind(1):
+            delta = nn.functional.softplus(step(u_t))
+            state = torch.exp(-delta) * state + delta * b(u_t) * u_t
+            out.append(c(u_t) * state)
+        return torch.stack(out, 1)
+
+    return scan
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:

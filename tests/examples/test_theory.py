@@ -32,9 +32,18 @@ def printed(monkeypatch, capsys):
 
 
 def test_witnesses(printed):
-    rows = printed("witnesses")[1:]
-    assert len(rows) == 6
-    assert all(float(row[2]) < 1e-10 < float(row[4]) for row in rows)
+    rows = printed("witnesses")
+    witnesses = [row for row in rows[1:] if len(row) == 5]
+    assert len(witnesses) == 6
+    assert all(float(row[2]) < 1e-10 < float(row[4]) for row in witnesses)
+    forms = {row[0]: (float(row[1]), row[2]) for row in rows if len(row) == 3 and row[0] != "operator"}
+    assert {name for name, (difference, _) in forms.items() if difference < 1e-12} == {
+        "the ITNet operator",
+        "nn.Conv1d",
+        "linear state space",
+    }
+    assert all((needs == "nothing") == (difference < 1e-12) for difference, needs in forms.values())
+    assert forms["softmax attention"][0] > 1e-5
 
 
 def test_paper_arithmetic(printed):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from modeling_itnet.special_cases import LinearStateSpace
+from modeling_itnet.special_cases import ExponentialKernel, FunctionKernel, IntegralOperator, LinearStateSpace
 from modeling_itnet.special_cases.printed import PRINTED
 from modeling_itnet.special_cases.verify import relative_error
 
@@ -39,6 +39,15 @@ def cubic_trajectory(count: int = 4001):
     return t, torch.stack(h), u(t)
 
 
+def integrate_to_the_end(kernel, t, u, features):
+    """The integral of kappa(T, s) u(s) over s by the trapezoidal rule, kappa of (T, s, -, features(s))."""
+    weights = torch.full_like(t, float(t[1] - t[0]))
+    weights[[0, -1]] /= 2
+    operator = IntegralOperator(FunctionKernel(kernel), is_causal=True)
+    options = {"measure": weights, "query_positions": t[-1:, None], "values": u.view(1, -1, 1)}
+    return operator(features.view(1, -1, 1), t[:, None], **options).squeeze()
+
+
 def test_alekseev_needs_the_flow_without_input():
     """Eq. nonlinear_kernel_exact, Case 1 (affine in u): printed with the sensitivity of the driven flow.
 
@@ -46,18 +55,24 @@ def test_alekseev_needs_the_flow_without_input():
     With it the integral is h(t); with Phi_F as printed, exp of the integral of F_h along the trajectory, it is not.
     """
     t, h, u = cubic_trajectory()
-    integral = torch.cat([torch.zeros(1), torch.cumulative_trapezoid(-3 * h**2, t)])
-    printed = torch.exp(integral[-1] - integral)  # Phi_F(T, s; u)
-    right = (1 + 2 * h**2 * (t[-1] - t)) ** -1.5
-    assert abs(torch.trapezoid(right * u, t) - h[-1]) < 1e-6 * h[-1]
-    assert abs(torch.trapezoid(printed * u, t) - h[-1]) > 0.1 * h[-1]
+    along = torch.cat([torch.zeros(1), torch.cumulative_trapezoid(-3 * h**2, t)])
+    printed = integrate_to_the_end(
+        lambda x, y, u_x, u_y: torch.exp(along[-1] - u_y).squeeze(-1), t, u, along
+    )  # Phi_F(T, s; u)
+    right = integrate_to_the_end(lambda x, y, u_x, u_y: ((1 + 2 * u_y**2 * (x - y)) ** -1.5).squeeze(-1), t, u, h)
+    assert abs(right - h[-1]) < 1e-6 * h[-1]
+    assert abs(printed - h[-1]) > 0.1 * h[-1]
 
 
 def test_driven_sensitivity_is_exact_for_linear_systems():
-    """Property (v): for F = Ah + Bu both flows have the same sensitivity."""
+    """Property (v): for F = Ah + Bu both flows have the sensitivity exp(A (t - s)), the kernel of Theorem 3 (a)."""
     t = torch.linspace(0, 2, 4001)
     u = 2 + torch.sin(3 * t)
-    h = torch.trapezoid(torch.exp(-0.7 * (t[-1] - t)) * u, t)
+    weights = torch.full_like(t, float(t[1] - t[0]))
+    weights[[0, -1]] /= 2
+    kernel = ExponentialKernel(torch.tensor([[-0.7]]), torch.ones(1, 1), torch.ones(1, 1))
+    operator = IntegralOperator(kernel, is_causal=True)
+    h = operator(u.view(1, -1, 1), t[:, None], measure=weights, query_positions=t[-1:, None]).squeeze()
     # h' = -0.7 h + 2 + sin 3t, solved by hand
     denominator = 0.49 + 9
     particular = 2 / 0.7 + (0.7 * torch.sin(3 * t) - 3 * torch.cos(3 * t)) / denominator
