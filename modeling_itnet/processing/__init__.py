@@ -17,5 +17,6 @@ from .graph import ITNetGraphProcessor
 from .image import ITNetImageProcessor
 from .multimodal import ITNetProcessor
 from .point_cloud import ITNetPointCloudProcessor
+from .point_files import read_points
 
-__all__ = ["ITNetGraphProcessor", "ITNetImageProcessor", "ITNetPointCloudProcessor", "ITNetProcessor"]
+__all__ = ["ITNetGraphProcessor", "ITNetImageProcessor", "ITNetPointCloudProcessor", "ITNetProcessor", "read_points"]

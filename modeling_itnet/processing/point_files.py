@@ -1,0 +1,93 @@
+# Copyright 2026 The ITNet Authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Points of .off and .ply files."""
+
+from pathlib import Path
+
+import numpy as np
+
+_TYPES = {"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"}
+_TYPES |= {"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"}
+_TYPES |= {f"{sign}int{8 * size}": f"{sign or 'i'}{size}" for sign in ("", "u") for size in (1, 2, 4)}
+_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">"}
+
+
+def read_points(path: str | Path) -> np.ndarray:
+    """The vertices [n, 3] of an .off or .ply file (text or binary), as float64; faces and colours are left out."""
+    path = Path(path)
+    readers = {".off": _read_off, ".ply": _read_ply}
+    if path.suffix.lower() not in readers:
+        raise ValueError(
+            f"{path} has the suffix {path.suffix!r}; points are read from {', '.join(sorted(readers))} files"
+        )
+    try:
+        points = readers[path.suffix.lower()](path.read_bytes())
+    except (IndexError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is no readable {path.suffix[1:]} file: {error}") from error
+    if len(points) == 0 or not np.isfinite(points).all():
+        raise ValueError(f"{path} must hold at least one vertex, all of them finite")
+    return points
+
+
+def _read_off(content: bytes) -> np.ndarray:
+    lines = [line.split("#")[0].split() for line in content.decode("ascii", errors="strict").splitlines()]
+    words = [word for line in lines for word in line]
+    if not words[0].startswith("OFF"):
+        raise ValueError("it does not start with OFF")
+    # ModelNet has files with the first count on the line, and in the word, of the header: OFF3514 3546 0.
+    numbers = ([words[0][3:]] if words[0] != "OFF" else []) + words[1:]
+    count, values = int(numbers[0]), numbers[3:]
+    if len(values) < 3 * count:
+        raise ValueError(f"{count} vertices are announced, and the file ends before")
+    return np.array(values[: 3 * count], dtype=np.float64).reshape(count, 3)
+
+
+def _read_ply(content: bytes) -> np.ndarray:
+    if not content.startswith(b"ply"):
+        raise ValueError("it does not start with ply")
+    head, separator, body = content.partition(b"end_header")
+    if not separator:
+        raise ValueError("its header has no end")
+    body = body[body.index(b"\n") + 1 :]
+    kind, elements = _ply_header(head.decode("ascii"))
+    if elements[0][0] != "vertex":
+        raise ValueError(f"its first element is {elements[0][0]!r}, not 'vertex'")
+    _, count, fields = elements[0]
+    columns = [[name for name, _ in fields].index(axis) for axis in "xyz"]
+    if kind == "ascii":
+        rows = body.decode("ascii").splitlines()[:count]
+        if len(rows) < count:
+            raise ValueError(f"{count} vertices are announced, and there are {len(rows)} lines")
+        return np.array([[row.split()[column] for column in columns] for row in rows], dtype=np.float64).reshape(-1, 3)
+    row = np.dtype([(name, _ORDERS[kind] + _TYPES[form]) for name, form in fields])
+    table = np.frombuffer(body, dtype=row, count=count)
+    return np.stack([table[axis] for axis in "xyz"], axis=1).astype(np.float64)
+
+
+def _ply_header(text: str) -> tuple[str, list[tuple[str, int, list[tuple[str, str]]]]]:
+    """Format, and (name, count, [(property, type)]) of every element."""
+    kind, elements = "", []
+    for words in map(str.split, text.splitlines()):
+        if words[:1] == ["format"]:
+            kind = words[1]
+        elif words[:1] == ["element"]:
+            elements.append((words[1], int(words[2]), []))
+        elif words[:1] == ["property"]:
+            elements[-1][2].append((words[-1], words[1]))
+    if kind != "ascii" and kind not in _ORDERS:
+        raise ValueError(f"its format is {kind!r}, not ascii or one of {sorted(_ORDERS)}")
+    return kind, elements
+
+
+__all__ = ["read_points"]
