@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -179,8 +180,8 @@ class TestSignals:
             script.read_own(tmp_path / "fields" / "train.npz", None)
 
     def test_peers_say_what_to_install(self, run_script, load_script, tiny_data, monkeypatch):
-        monkeypatch.setitem(load_script("sys").modules, "neuralop", None)
-        monkeypatch.delitem(load_script("sys").modules, "common.peers.neural_operators", raising=False)
+        monkeypatch.setitem(sys.modules, "neuralop", None)
+        monkeypatch.delitem(sys.modules, "common.peers.neural_operators", raising=False)
         data = ["--dataset", str(tiny_data["run_operator_learning"]), "--model_type", "fno"]
         with pytest.raises(ValueError, match=r"`model_type` \('fno'\) needs the neuraloperator library: pip install"):
             run_script("run_operator_learning", *data, *STEPS, *MODEL)
