@@ -1,8 +1,10 @@
 """What the compiler makes of the Triton kernels, without a GPU: ``python -m itnet_kernels.inspect --arch sm_90``.
 
-Compiles every shipped tile configuration offline, disassembles it and counts what is in the loop over keys. The
-utilisation is a static model of one SM (docs/kernels.md), not a measurement: tensor time against the time of the
-other instructions, as if both overlapped perfectly and as if they never did.
+Compiles every shipped tile configuration offline, disassembles it and counts what is in the loop over keys. With
+``--check`` it fails if one of them spills there, computes something twice or has its products serialised. The
+utilisation is a bound from issue slots and tensor cores of one SM (docs/kernels.md), not a measurement: tensor time
+against the time of the other instructions, as if both overlapped perfectly and as if they never did. Memory bounds it
+further.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -30,13 +33,16 @@ from .triton_configs import (
     Problem,
     TileFamily,
     backward_units,
-    fitting_settings,
+    suitable_settings,
     tile_rows,
 )
 from .triton_forward import itnet_fwd_kernel
 
 KERNELS = {"forward": (FORWARD, itnet_fwd_kernel), "backward": (BACKWARD, itnet_bwd_kernel)}
 PRODUCTS = {"forward": 2, "backward": 6}  # matrix products of 2 * rows * keys * d_h FLOP per key tile
+
+# Special-function instructions of an element: tanh, or the exponentials of erf and of its derivative.
+MUFU = {("forward", "half"): 1, ("backward", "half"): 1, ("forward", "fp32"): 1, ("backward", "fp32"): 2}
 
 # Hopper, per SM and clock; H200 at its boost clock.
 TENSOR_FLOPS = 4096
@@ -86,17 +92,40 @@ class KernelReport:
     tensor_instructions: dict[str, int] | None = None
     tensor_waits: int | None = None
     wgmma_flop_share: float | None = None  # of the FLOPs that the loop's products need
+    flop_share: float | None = None  # the same of all tensor-core instructions, where their shapes are known
     instructions_per_element: float | None = None
     fma_per_element: float | None = None
     mufu_per_element: float | None = None
     utilisation_perfect: float | None = None
     utilisation_none: float | None = None
+    serialised: str | None = None  # what ptxas says if it serialises the products
+
+    def faults(self) -> list[str]:
+        """Why this configuration must not ship; empty if nothing is wrong."""
+        found = []
+        if self.loop_spill_instructions > self._allowed_spills():
+            found.append(f"{self.loop_spill_instructions} spills in the loop")
+        if self.shared_bytes > SHARED_LIMIT.get(self.arch, SMALL_SHARED_LIMIT):
+            found.append(f"{self.shared_bytes} bytes of shared memory")
+        expected = MUFU[self.kernel, "fp32" if self.dtype == "fp32" else "half"]
+        if self.mufu_per_element not in (None, expected):
+            found.append(f"{self.mufu_per_element} special functions per element instead of {expected}")
+        products = 3 if self.dtype == "fp32" else 1  # 3xTF32
+        if self.flop_share not in (None, products):
+            found.append(f"{self.flop_share} times the products' FLOPs instead of {products}")
+        if self.serialised:
+            found.append(self.serialised)
+        return found
+
+    def _allowed_spills(self) -> int:
+        """None, but for d_h = 128 in float32: its operands in three parts never fit into the registers."""
+        return 64 if (self.dtype, self.head_dim) == ("fp32", 128) else 0
 
 
 def compile_kernel(
     kernel: str, config: dict[str, int],
     arch: str = "sm_90", head_dim: int = 64, width: int = 128, dtype: str = "bf16",
-    uniform: bool = False, is_causal: bool = False, has_bias: bool = True, needs_measure: bool = False,
+    is_causal: bool = False, has_bias: bool = True, needs_measure: bool = False,
 ):  # fmt: skip
     """The compiled kernel of one configuration (``triton.compile``)."""
     function = KERNELS[kernel][1].fn
@@ -106,9 +135,8 @@ def compile_kernel(
         "W": width,
         "D": head_dim,
         "BP": BACKWARD_POSITIONS,
-        "KC": backward_units(head_dim, itemsize(dtype)),
+        "KC": backward_units(head_dim, itemsize(dtype), major_of(arch)),
         "HAS_BIAS": has_bias,
-        "UNIFORM": uniform,
         "NEEDS_MEASURE": needs_measure,
         "IS_CAUSAL": is_causal,
         "GELU": gelu,
@@ -129,9 +157,19 @@ def itemsize(dtype: str) -> int:
     return 4 if dtype == "fp32" else 2
 
 
+def major_of(arch: str) -> int | None:
+    """Major compute capability of an NVIDIA architecture."""
+    return int(arch[3:]) // 10 if arch.startswith("sm_") else None
+
+
+def problem_of(arch: str, head_dim: int, dtype: str) -> Problem:
+    limit = SHARED_LIMIT.get(arch, SMALL_SHARED_LIMIT)
+    return Problem(head_dim, itemsize(dtype), major_of(arch), limit)
+
+
 def _argument_type(name: str, dtype: str) -> str:
     half = {"p_keys", "p_values", "p_moments", "p_dmoments", "p_dbias"}
-    if name in ("p_row", "p_bias"):
+    if name == "p_bias":
         return "*fp32" if dtype == "fp32" else "*fp16"
     if name.startswith("p_"):
         return f"*{dtype}" if name in half else "*fp32"
@@ -141,10 +179,7 @@ def _argument_type(name: str, dtype: str) -> str:
 def shipped_configs(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16") -> list[dict[str, int]]:
     """The configurations that autotuning would try on ``arch``, the default first."""
     family: TileFamily = KERNELS[kernel][0]
-    major = int(arch[3:]) // 10 if arch.startswith("sm_") else None
-    limit = SHARED_LIMIT.get(arch, SMALL_SHARED_LIMIT)
-    problem = Problem(head_dim, itemsize(dtype), major, limit)
-    return fitting_settings(family, problem)
+    return suitable_settings(family, problem_of(arch, head_dim, dtype))
 
 
 def inspect_kernel(
@@ -171,25 +206,52 @@ def inspect_kernel(
         shared_bytes=compiled.metadata.shared,
     )
     _count(report, body)
+    if arch == "sm_90":
+        report.serialised = serialisation_message(compiled.asm["ptx"])
     return report
+
+
+_NVIDIA_TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
+
+
+def serialisation_message(ptx: str) -> str | None:
+    """The message C75xx with which ptxas says that it serialises the asynchronous products of a kernel, if it does."""
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, "kernel.ptx")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(ptx)
+        log = ""
+        for tool in ("ptxas", "ptxas-blackwell"):  # the older one may not know this version of PTX
+            command = [os.path.join(_NVIDIA_TOOLS, tool), f"--gpu-name={target}", source, "-o", source + ".cubin"]
+            if not os.path.exists(command[0]):
+                continue
+            result = subprocess.run(command, capture_output=True, text=True)
+            log = result.stdout + result.stderr
+            if result.returncode == 0:
+                message = re.search(r"\(C75\d\d\)[^\n']*", log)
+                return message and message[0].strip()
+        raise RuntimeError(f"ptxas could not compile the kernel for {target}: {log}")
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:
     """(resource usage, SASS) by the tools that come with Triton."""
-    tools = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
 
         def run(tool: str, flag: str) -> str:
-            command = [os.path.join(tools, tool), flag, file.name]
+            command = [os.path.join(_NVIDIA_TOOLS, tool), flag, file.name]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         return run("cuobjdump", "-res-usage"), run("nvdisasm", "-c")
 
 
 def key_loop(sass: str) -> list[str]:
-    """Opcodes of the loop over keys: of the backward branches, the one around the most tensor-core instructions."""
+    """Opcodes of the loop over keys: of the backward branches, the one around the most tensor-core instructions.
+
+    Behind the kernel's end are no loops over keys, but rare cases that the compiler moved out of their way.
+    """
     instructions, labels, loops = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -199,14 +261,16 @@ def key_loop(sass: str) -> list[str]:
             target = re.search(r"`\((\.L_x_\d+)\)", match[2]) if match[1].startswith("BRA") else None
             if target and target[1] in labels:
                 loops.append((labels[target[1]], len(instructions)))
-    bodies = [instructions[start:stop] for start, stop in loops]
+    end = max((i for i, op in enumerate(instructions) if op == "EXIT"), default=len(instructions))
+    bodies = [instructions[start:stop] for start, stop in loops if stop <= end]
     return max(bodies, key=lambda body: sum(op.startswith(_TENSOR) for op in body), default=[])
 
 
 def _count(report: KernelReport, body: list[str]) -> None:
     """Fills in what follows from the loop's opcodes."""
     warps, keys = report.config["num_warps"], report.config["BK"]
-    rows = tile_rows(KERNELS[report.kernel][0], report.config, report.head_dim, itemsize(report.dtype))
+    problem = problem_of(report.arch, report.head_dim, report.dtype)
+    rows = tile_rows(KERNELS[report.kernel][0], report.config, problem)
     per_thread = rows * keys / (32 * warps)
     kinds = Counter(op.split(".")[0] for op in body)
     per_program = SM_REGISTERS // (-(-report.registers // 8) * 8 * 32 * warps)
@@ -217,6 +281,10 @@ def _count(report: KernelReport, body: list[str]) -> None:
     shapes = [re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", op) for op in body]
     wgmma = sum(2 * int(m[1]) * int(m[2]) * int(m[3]) for m in shapes if m) * warps // 4
     report.wgmma_flop_share = round(wgmma / flops, 3)
+    if not kinds["UTCHMMA"]:  # does not name its shape
+        shapes = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8}
+        warp_products = sum(2 * shapes[op.split(".")[1]] for op in body if op.startswith("HMMA"))
+        report.flop_share = round((wgmma + warps * warp_products) / flops, 3)
     fma = sum(kinds[kind] for kind in _FMA_PIPE)
     alu = sum(
         count
@@ -226,7 +294,7 @@ def _count(report: KernelReport, body: list[str]) -> None:
     report.instructions_per_element = round(len(body) / per_thread, 2)
     report.fma_per_element = round(fma / per_thread, 2)
     report.mufu_per_element = round(kinds["MUFU"] / per_thread, 2)
-    if report.arch == "sm_90" and report.wgmma_flop_share:
+    if report.arch == "sm_90" and report.dtype != "fp32":
         slots = max(len(body), fma, MUFU_COST * kinds["MUFU"], ALU_COST * alu) / per_thread
         tensor, other = flops / (rows * keys) / TENSOR_FLOPS, slots / LANES
         report.utilisation_perfect = round(tensor / max(tensor, other), 3)
@@ -261,6 +329,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[128])
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--check", action="store_true", help="fail if a configuration has a fault")
     options = parser.parse_args()
     reports = [
         inspect_kernel(kernel, config, options.arch, head_dim, width, options.dtype)
@@ -270,17 +339,20 @@ def main() -> None:
         for config in shipped_configs(kernel, options.arch, head_dim, options.dtype)
     ]
     predictions = []
-    if reports[0].utilisation_none and 64 in options.head_dim and 128 in options.width:
+    if reports[0].utilisation_none is not None and 64 in options.head_dim and 128 in options.width:
         paper = [r for r in reports if (r.head_dim, r.width) == (64, 128)]
         defaults = {kernel: next(r for r in paper if r.kernel == kernel) for kernel in KERNELS}
         predictions = [predict(shape, defaults) for shape in PAPER_SHAPES]
     if options.json:
         print(json.dumps({"kernels": [asdict(r) for r in reports], "predictions": predictions}, indent=2))
-        return
-    print(_table([_row(report) for report in reports]))
-    if predictions:
-        print("\nOne layer, one sample, H200, bf16, default configurations (static model):\n")
+    else:
+        print(_table([_row(report) for report in reports]))
+    if predictions and not options.json:
+        print(f"\nOne layer, one sample, H200, {options.dtype}, default configurations (bounds, no measurement):\n")
         print(_table(predictions))
+    faults = [f"{r.kernel} d_h={r.head_dim} w={r.width} {r.config}: {fault}" for r in reports for fault in r.faults()]
+    if options.check and faults:
+        sys.exit("\n".join(faults))
 
 
 def _row(report: KernelReport) -> dict:
@@ -303,6 +375,7 @@ def _row(report: KernelReport) -> dict:
         "all/el": report.instructions_per_element,
         "util perfect": report.utilisation_perfect,
         "util none": report.utilisation_none,
+        "faults": "; ".join(report.faults()) or "none",
     }
 
 

@@ -147,14 +147,12 @@ class PositionBias:
         weights: PositionWeights,
         frequencies: Tensor,  # [L, s]
         lattice: Lattice | None,
-        tile_dtype: torch.dtype | None = None,  # of bilinear tiles; None: that of the features
         grad_dtype: torch.dtype | None = None,  # of the products with dL/dP
     ):
         self.query_positions, self.key_positions = query_positions, key_positions
         self.query_features, self.key_features = query_features, key_features
         self.weights = weights
         self.has_raw_differences = weights.relative is not None and len(frequencies) == 0
-        self.tile_dtype = tile_dtype or key_features.dtype
         self.grad_dtype = grad_dtype or key_features.dtype
         self.lattice = lattice if weights.relative is not None or weights.distance is not None else None
         if self.lattice is not None:
@@ -185,13 +183,13 @@ class PositionBias:
         coefficients = self._coefficients(start, stop)  # [t, w, F]
         bias = None
         if coefficients is not None:
-            bias = coefficients.to(self.tile_dtype) @ self.key_features.T.to(self.tile_dtype)
+            bias = coefficients @ self.key_features.T
         if self.has_raw_differences:
             term = self.weights.relative @ self._differences(start, stop).mT.to(self.key_features.dtype)
-            bias = term.to(self.tile_dtype) if bias is None else bias.add_(term)
+            bias = term if bias is None else bias.add_(term)
         if self.weights.distance is not None:
             lengths = self._lengths(self._differences(start, stop))
-            distance, lengths = self.weights.distance.to(self.tile_dtype), lengths.unsqueeze(1).to(self.tile_dtype)
+            distance, lengths = self.weights.distance, lengths.unsqueeze(1)
             bias = distance * lengths if bias is None else bias.addcmul_(distance, lengths)  # [t, w, n_k]
         return bias
 

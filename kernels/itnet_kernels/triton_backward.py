@@ -25,7 +25,8 @@ def _bwd_keys(
     b_dqv,  # [ROWS, D]
     b_dq,  # [ROWS]
     b_qv,  # [ROWS, D]
-    b_q,  # [ROWS]
+    b_q,  # [ROWS] float32
+    b_range,
     b_da,  # [ROWS, D]
     p_keys,
     p_values,
@@ -40,20 +41,20 @@ def _bwd_keys(
     D: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    UNIFORM: tl.constexpr,
     NEEDS_MEASURE: tl.constexpr,
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     o_k = tl.arange(0, BK)
     o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
-    b_p = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])  # half the bias and row term of the next key tile
-    if HAS_BIAS:
-        b_p += tl.load(p_bias + o_bias)
+    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile
     for j in tl.range(0, end, BK):
         b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
-        b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
-        b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
+        b_v = tl.load(p_values + j * D + o_kd)
+        b_s = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])
+        if HAS_BIAS:
+            b_s += b_p.to(tl.float32) * b_range
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
         b_dh = tl.dot(b_da, tl.trans(b_v), input_precision=PRECISION)  # [ROWS, BK]
         b_t = gelu_gate(b_s, GELU)
         b_h = b_s * b_t + b_s
@@ -65,30 +66,33 @@ def _bwd_keys(
         b_du = tl.dot(tl.trans(b_h), b_da, input_precision=PRECISION)  # [BK, D]
         if NEEDS_MEASURE:
             tl.store(p_dmeasure + j + o_k, tl.sum(b_du * b_u, 1))
-        b_weight = tl.full([BK], 1.0, tl.float32) if UNIFORM else tl.load(p_measure + j + o_k)
+        b_weight = tl.load(p_measure + j + o_k)
         # Doubled, because a plain sum would make the first product the accumulator of the second, and Triton has
         # both warp groups compute such a product whole.
         b_du = 2.0 * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (2.0 * b_weight)[:, None] * b_du
         tl.store(p_dkeys + j * D + o_kd, b_du)
         if HAS_BIAS:
             tl.store(p_dbias + j + o_bias, b_ds, mask=m_row[:, None])
-            b_p = tl.load(p_bias + (j + BK) + o_bias) + b_q[:, None]
+            b_p = tl.load(p_bias + (j + BK) + o_bias)
     return b_acc, b_dqv, b_dq
 
 
 @autotune(BACKWARD)
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries"])
+@triton.jit(
+    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"]
+)
 def itnet_bwd_kernel(
     p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
     p_keys,  # [H, B, padded_keys, D]
     p_values,  # [H, B, padded_keys, D], u_j times its measure
     p_measure,  # [B, padded_keys], omega / scale
-    p_row,  # [H, B, n_q, W], half of q
-    p_bias,  # [num_queries, W, padded_keys], half of P
+    p_row,  # [H, B, n_q, W] float32, half of q
+    p_bias,  # [num_queries, W, padded_keys], half of P over its range
+    p_range,  # [1]
     p_w_key,  # [W, D] float32
     p_w_product,  # [W, D] float32
     p_dmoments,  # dA [H, samples, num_queries, W, D]
-    p_scale,  # [1]
+    p_scale,  # [samples], largest measure of each
     p_moments,  # out: [H, samples, num_queries, W, D]
     p_dbias,  # out: dS2 [H, samples, num_queries, W, padded_keys]
     p_drow,  # out: [H, samples, num_queries, W]
@@ -104,13 +108,13 @@ def itnet_bwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
+    size,  # triton_configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
     BP: tl.constexpr,
     KC: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    UNIFORM: tl.constexpr,
     NEEDS_MEASURE: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     GELU: tl.constexpr,
@@ -152,11 +156,11 @@ def itnet_bwd_kernel(
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
         end = tl.minimum(i_first + BP, num_queries) + causal_offset
     b_acc, b_dqv, b_dq = _bwd_keys(
-        b_acc, b_dqv, b_dq, b_qv, b_q, b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys, p_dmeasure,
-        o_bias, m_row, end, D, BK, HAS_BIAS, UNIFORM, NEEDS_MEASURE, GELU, PRECISION,
+        b_acc, b_dqv, b_dq, b_qv, b_q, tl.load(p_range), b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys,
+        p_dmeasure, o_bias, m_row, end, D, BK, HAS_BIAS, NEEDS_MEASURE, GELU, PRECISION,
     )  # fmt: skip
 
-    scale = tl.load(p_scale)
+    scale = tl.load(p_scale + i_group % samples)
     tl.store(
         p_moments + o_target[:, None] * D + o_d, (b_acc * scale).to(p_moments.dtype.element_ty), mask=m_row[:, None]
     )

@@ -13,9 +13,10 @@ from .triton_gelu import gelu_gate
 @triton.jit
 def _fwd_keys(
     b_acc,  # [ROWS, D]
-    b_p,  # [ROWS, BK], half the bias and row term of the next key tile
+    b_p,  # [ROWS, BK], the bias of the next key tile as it is stored
     b_qv,  # [ROWS, D]
-    b_q,  # [ROWS]
+    b_q,  # [ROWS] float32
+    b_range,
     p_keys,
     p_values,
     p_bias,
@@ -24,35 +25,44 @@ def _fwd_keys(
     D: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    UNIFORM: tl.constexpr,
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     o_k = tl.arange(0, BK)
     o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
     for j in tl.range(0, end, BK):
+        if GELU == "tanh.approx":
+            # Costs no instruction and makes Triton wait for the last product here. If it were in flight while the next
+            # accumulator is set, ptxas would serialise every product of the loop (its message C7515).
+            b_acc = tl.inline_asm_elementwise("// wait", "=f,0", [b_acc], dtype=tl.float32, is_pure=False, pack=1)
         b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
-        b_s = tl.dot(b_qv, tl.trans(b_u), b_p.to(tl.float32), input_precision=PRECISION)  # [ROWS, BK]
+        b_s = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])
+        if HAS_BIAS:
+            b_s += b_p.to(tl.float32) * b_range
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
         if HAS_BIAS:  # of the next tile: the load has the rest of this iteration to arrive
-            b_p = tl.load(p_bias + (j + BK) + o_bias) + b_q[:, None]
+            b_p = tl.load(p_bias + (j + BK) + o_bias)
         b_h = b_s * gelu_gate(b_s, GELU) + b_s
-        b_v = b_u if UNIFORM else tl.load(p_values + j * D + o_kd)
+        b_v = tl.load(p_values + j * D + o_kd)
         b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
     return b_acc
 
 
 @autotune(FORWARD)
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries"])
+@triton.jit(
+    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"]
+)
 def itnet_fwd_kernel(
     p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
     p_keys,  # [H, B, padded_keys, D]
     p_values,  # [H, B, padded_keys, D], u_j times its measure
-    p_row,  # [H, B, n_q, W], half of q
-    p_bias,  # [num_queries, W, padded_keys], half of P
+    p_row,  # [H, B, n_q, W] float32, half of q
+    p_bias,  # [num_queries, W, padded_keys], half of P over its range
+    p_range,  # [1]
     p_w_key,  # [W, D] float32
     p_w_product,  # [W, D] float32
     p_moments,  # [H, samples, num_queries, W, D]
-    p_scale,  # [1]
+    p_scale,  # [samples], largest measure of each
     num_queries,  # of the chunk
     num_keys,
     padded_keys,
@@ -60,12 +70,12 @@ def itnet_fwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
+    size,  # triton_configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
     BK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    UNIFORM: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -97,16 +107,15 @@ def itnet_fwd_kernel(
     if BP > 1:
         o_bias = ((o_query - i_first) * W + o_row % KC) * padded_keys
     o_bias = o_bias[:, None] + tl.arange(0, BK)[None, :]  # [ROWS, BK]
-    b_p = tl.broadcast_to(b_q[:, None], [ROWS, BK])
-    if HAS_BIAS:
-        b_p += tl.load(p_bias + o_bias)
+    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0
+    b_range = tl.load(p_range)
     b_acc = tl.zeros([ROWS, D], tl.float32)
     end = num_keys
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
         end = tl.minimum(i_first + BP, num_queries) + causal_offset
     b_acc = _fwd_keys(
-        b_acc, b_p, b_qv, b_q, p_keys, p_values, p_bias, o_bias, end, D, BK, HAS_BIAS, UNIFORM, GELU, PRECISION
+        b_acc, b_p, b_qv, b_q, b_range, p_keys, p_values, p_bias, o_bias, end, D, BK, HAS_BIAS, GELU, PRECISION
     )
-    b_acc *= tl.load(p_scale)
+    b_acc *= tl.load(p_scale + i_group % samples)
     o_out = (i_group.to(tl.int64) * num_queries + o_query) * W + o_unit  # [ROWS]
     tl.store(p_moments + o_out[:, None] * D + o_d, b_acc.to(p_moments.dtype.element_ty), mask=m_row[:, None])

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
+from itnet_kernels.pair_sum import PairInputs
+from itnet_kernels.positions import fourier_features
 from itnet_kernels.reference import kernel_input, pair_measure
+from itnet_kernels.triton_pairs import TritonPairs
 from itnet_kernels.validation import batched
+from itnet_kernels.weights import split_input_weights
 
 # One sample, two heads, head_dim 16 and width 32 unless said otherwise
 CASES = {
@@ -27,6 +31,8 @@ CASES = {
     "d64-w128": {"n": 9, "head_dim": 64, "width": 128, "heads": 1},
     "d128-w32": {"n": 9, "head_dim": 128, "heads": 1},
     "d16-w256": {"n": 5, "width": 256, "heads": 1},
+    "d24-w48": {"n": 17, "head_dim": 24, "width": 48, "per_sample": True, "batch": 2},
+    "d80-w20-causal": {"n": 5, "head_dim": 80, "width": 20, "shared_output": True, "is_causal": True},
     "content": {"n": 17, "inputs": ("u_x", "u_y", "u_x*u_y"), "heads": 1},
     "product": {"n": 15, "inputs": ("u_x*u_y",), "is_causal": True, "heads": 1},
     "positions": {"n": 15, "inputs": ("x", "y", "x-y", "distance"), "heads": 1},
@@ -34,7 +40,16 @@ CASES = {
     "distance": {"n": 15, "inputs": ("distance", "u_y"), "heads": 1},
     "nothing": {"n": 3, "inputs": ()},
 }
-HALF_CASES = ["n1", "n17-per-sample", "n33-causal-per-sample", "n40", "d32-w64", "d64-w128", "raw-coordinates"]
+HALF_CASES = [
+    "n1",
+    "n17-per-sample",
+    "n33-causal-per-sample",
+    "n40",
+    "d32-w64",
+    "d64-w128",
+    "d24-w48",
+    "raw-coordinates",
+]
 
 
 def make(problem, name: str, zero_tail: int = 0):
@@ -82,7 +97,6 @@ def test_measure_zero_everywhere(problem):
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_no_measure(problem, is_causal):
-    """The uniform measure has a kernel of its own, with one tile for keys and values."""
     problem_ = make(problem, "n17-per-sample")
     grads = {}
     for backend, dtype in (("reference", torch.float64), ("triton", torch.float32)):
@@ -107,6 +121,39 @@ def test_frozen_positions_and_measure(problem, same):
     problem_ = make(problem, "n17-per-sample")
     actual = problem_.to(torch.float32).run_backward("triton", position_gradients=False)
     same(actual, problem_.run_backward("reference", position_gradients=False), 1e-5)
+
+
+def test_few_products_for_w2(problem, same, monkeypatch):
+    """Four chunks of 16 queries add to dW2 at once."""
+    problem_ = problem(n=64, batch=1, heads=1, head_dim=16, width=32)
+    monkeypatch.setattr("itnet_kernels.triton_pairs.WORKSPACE_BYTES", 2**19)
+    shapes = []
+
+    def record(left, right):
+        shapes.append(tuple(left.shape))
+        return left @ right
+
+    monkeypatch.setattr("itnet_kernels.triton_pairs.float32_product", record)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    assert [shape for shape in shapes if shape[1] == 32 * 16] == [(1, 32 * 16, 64)]
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
+def test_w2_gradient_has_the_range_of_float32(problem):
+    """Mixed precision with a scaled loss: dW2 is beyond 65504, its factors are not."""
+    problem_ = make(problem, "n40").to(torch.float32)
+    problem_.weights.w2.mul_(1e-3)
+    weights = problem_.weights._replace(w2=problem_.weights.w2.requires_grad_())
+    grads = {}
+    for backend in ("reference", "triton"):
+        with torch.autocast("cpu", dtype=torch.float16, enabled=backend == "triton"):
+            out = integral_transform(
+                problem_.u, problem_.positions, weights, measure=problem_.measure, backend=backend
+            )
+        (grads[backend],) = torch.autograd.grad(out, weights.w2, torch.full_like(out, 2e4))
+    assert grads["reference"].abs().max() > 2 * torch.finfo(torch.float16).max
+    error = (grads["triton"] - grads["reference"]).norm()
+    assert error <= 4 * torch.finfo(torch.float16).eps * grads["reference"].norm()
 
 
 @pytest.mark.parametrize("name", HALF_CASES)
@@ -141,6 +188,69 @@ def plain_pytorch(problem) -> dict[str, Tensor]:
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
 
 
+@pytest.mark.parametrize("per_sample", [False, True], ids=["shared", "per-sample"])
+def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
+    """The moments of a sample, alone and beside one whose measure is larger; the library's products come after."""
+    both = problem(n=17, batch=2, heads=2, head_dim=16, width=32, per_sample=per_sample).to(torch.float16)
+    both.measure[1] *= 3.3
+    first = both.positions[:1] if per_sample else both.positions
+    alone = replace(both, u=both.u[:1], measure=both.measure[:1], positions=first)
+    moments = []
+    for problem_ in (both, alone):
+        pairs = TritonPairs(PairInputs(*pair_sum_arguments(problem_, "triton")[:-2]), torch.float16)
+        moments.append(pairs._moments(pairs._bias_tile(0, 0, 17), slice(0, 1), 0, 17))
+    assert moments[0].any()
+    assert torch.equal(*moments)
+
+
+@pytest.mark.parametrize("where", ["offset", "extent"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_raw_coordinates_in_float16(problem, same, where, is_causal):
+    """Around 1000, where float16 has steps of 1/2, and over [0, 1e5], which float16 cannot hold."""
+    problem_ = problem(n=15, batch=1, heads=1, head_dim=16, width=32, frequencies=0, is_causal=is_causal)
+    problem_.measure.div_(problem_.measure.sum())
+    problem_ = problem_.to(torch.float16).to(torch.float64)
+    if where == "offset":
+        problem_ = replace(problem_, positions=problem_.positions + 1000)
+    else:  # and weights to go with it: hidden units must not exceed 65504 in half precision
+        problem_ = replace(problem_, positions=problem_.positions * 1e5)
+        problem_.weights.w1[:, :7].mul_(2.0**-5)
+    limits = torch.finfo(torch.float16)
+    # A gradient that float16 cannot hold is infinite there; those of the measure and of w1 may be.
+    expected = {name: t for name, t in problem_.run_backward("reference").items() if t.abs().max() < limits.max}
+    assert expected.keys() >= {"out", "u", "positions", "b1", "w2", "b2"}
+    actual = problem_.to(torch.float16).run_backward("triton")
+    same({name: actual[name] for name in expected}, expected, 8 * limits.eps)
+
+
+def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
+    """bfloat16 operands reach far beyond 65504, the float16 bias beside them gets there by its range."""
+    problem_ = problem(n=15, batch=1, heads=1, head_dim=16, width=32)
+    problem_ = replace(problem_, positions=problem_.positions * 1e6)
+    arguments = PairInputs(*pair_sum_arguments(problem_.to(torch.float32), "triton")[:-2])
+    distances = torch.cdist(problem_.positions, problem_.positions)
+    columns = split_input_weights(problem_.weights, 16)
+    gamma = fourier_features(problem_.positions, problem_.weights.fourier)
+    angles = fourier_features(problem_.positions[:, None] - problem_.positions, problem_.weights.fourier)
+    expected = (
+        columns["distance"] * distances.unsqueeze(1) + columns["y"] @ gamma.T + (angles @ columns["x-y"].T).mT
+    )  # [n, w, n]
+    pairs = TritonPairs(arguments, torch.bfloat16)
+    tile = pairs._bias_tile(0, 0, 15)[..., :15]
+    assert tile.dtype == torch.float16
+    assert expected.abs().max() > 4 * torch.finfo(torch.float16).max
+    error = (2 * pairs.ranges * tile.double() - expected).abs().max()
+    assert error <= torch.finfo(torch.float16).eps * expected.abs().max()
+
+
+def test_large_row_terms_stay_causal(problem, same):
+    """What hides the future outweighs any row term."""
+    problem_ = make(problem, "n15-causal")
+    problem_.weights.b1.add_(1e5)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 def test_repeats_bit_by_bit(problem, dtype):
     problem_ = make(problem, "content").to(dtype)
@@ -167,12 +277,13 @@ def test_autocast_lowers_float32(problem):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head_dim": 24}, r"head sizes are \[16, 32, 64, 128\], `u` has 24"),
-        ({"width": 48}, r"kernel widths are \[32, 64, 128, 256\], `weights.w1` has 48"),
+        ({"head_dim": 130}, r"head sizes end at 128, `u` has 130"),
+        ({"width": 260}, r"kernel widths end at 256, `weights.w1` has 260"),
         ({"layers": 3}, "3-layer"),
         ({"dtype": torch.float64}, "float64"),
+        ({"dtype": torch.bfloat16}, r"interpreter .*TRITON_INTERPRET=1.* bits of torch.bfloat16"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: "-".join(map(str, next(iter(value.items())))) if isinstance(value, dict) else "",
 )
 def test_unsupported_is_an_error(problem, change, message):
     dtype = change.pop("dtype", torch.float32)

@@ -14,20 +14,35 @@ from itnet_kernels.triton_configs import (
     KEY_MULTIPLE,
     Problem,
     autotune,
-    fitting_settings,
     pinned_settings,
-    shared_memory_bytes,
+    size_class,
+    suitable_settings,
 )
 from itnet_kernels.triton_forward import itnet_fwd_kernel
 
 FAMILIES = [FORWARD, BACKWARD]
 HOPPER = Problem(head_dim=64, itemsize=2, major=9, shared_limit=232448)
+AMPERE = Problem(head_dim=64, itemsize=2, major=8, shared_limit=166912)
+
+
+def tiles(family, problem) -> list[tuple[int, ...]]:
+    """(ROWS, BK, warps, stages), without ROWS for the backward."""
+    return [tuple(settings.values()) for settings in suitable_settings(family, problem)]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_keys_hold_no_lengths(family):
-    """A new length must not start a new search."""
+def test_keys_hold_a_size_class_and_no_lengths(family):
+    """A new length must not start a new search, and a small problem's winner must not serve a large one."""
     assert not {"num_queries", "num_keys", "padded_keys", "samples", "causal_offset"} & set(family.keys)
+    assert "size" in family.keys
+    tuner = itnet_fwd_kernel if family is FORWARD else itnet_bwd_kernel
+    assert tuner.keys == list(family.keys)
+
+
+def test_size_classes():
+    assert size_class(1) == size_class(2**24 - 1) == 0
+    assert size_class(2**24) == size_class(2**28 - 1) == 1
+    assert [size_class(2**power) for power in (28, 31, 32, 40)] == [2, 2, 3, 5]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -35,15 +50,31 @@ def test_every_tile_divides_the_padding(family):
     assert all(KEY_MULTIPLE % config.settings["BK"] == 0 for config in family.configs)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("limit", [65536, 101376, 166912, 232448])
+def test_what_suits_a_device():
+    assert tiles(FORWARD, HOPPER) == [(128, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(BACKWARD, HOPPER) == [(64, 8, 2), (64, 8, 1)]
+    assert tiles(FORWARD, AMPERE) == [(128, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(BACKWARD, AMPERE) == [(32, 4, 2)]
+    assert tiles(FORWARD, AMPERE._replace(itemsize=4)) == [(128, 32, 8, 2), (64, 32, 4, 1)]
+    assert tiles(BACKWARD, HOPPER._replace(itemsize=4)) == [(32, 4, 1)]
+    amd = HOPPER._replace(major=None, shared_limit=65536)
+    assert tiles(FORWARD, amd) == [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(BACKWARD, amd) == [(16, 4, 1)]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("major", [None, 8, 9, 10, 12])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
-def test_what_fits_stays_within_the_limit(family, limit, head_dim):
-    problem = HOPPER._replace(shared_limit=limit, head_dim=head_dim)
-    first, *_ = fitting = fitting_settings(family, problem)
-    smallest = family.configs[-1].settings
-    assert all(s == smallest or shared_memory_bytes(family, s, problem) <= limit for s in fitting)
-    assert first == next(config.settings for config in family.configs if config.settings in fitting)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_more_shared_memory_takes_nothing_away(family, head_dim, major, itemsize):
+    problem = HOPPER._replace(head_dim=head_dim, major=major, itemsize=itemsize)
+    smallest = tuple(family.configs[-1].settings.values())
+    assert tiles(family, problem._replace(shared_limit=0)) == [smallest]
+    allowed = []
+    for limit in (65536, 101376, 166912, 232448):
+        wider = tiles(family, problem._replace(shared_limit=limit))
+        assert set(allowed) <= set(wider) | {smallest}
+        allowed = wider
 
 
 def test_pinned(monkeypatch):
@@ -63,28 +94,43 @@ def test_pinned_wrongly(monkeypatch, text):
         pinned_settings(FORWARD)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_pruning_by_device(monkeypatch, family):
-    def active(backend: str, arch, limit: int):
+@pytest.fixture
+def timed(monkeypatch):
+    """(family, problem, size class) -> the tiles that autotuning would time on such a device."""
+
+    def run(family, problem: Problem, size: int = 1) -> list[tuple[int, ...]]:
+        is_nvidia = problem.major is not None
+        backend, arch = ("cuda", 10 * problem.major) if is_nvidia else ("hip", "gfx942")
         target = SimpleNamespace(backend=backend, arch=arch)
-        utils = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": limit})
-        return SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target, utils=utils))
+        utils = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": problem.shared_limit})
+        active = SimpleNamespace(get_current_target=lambda: target, utils=utils)
+        monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=active))
+        tuner = itnet_fwd_kernel if family is FORWARD else itnet_bwd_kernel
+        keys = torch.empty(1, dtype=torch.bfloat16 if problem.itemsize == 2 else torch.float32)
+        arguments = {"p_keys": keys, "D": problem.head_dim, "IS_CAUSAL": False, "size": size}
+        left = tuner.early_config_prune(tuner.configs, {}, **arguments)
+        return [(*config.kwargs.values(), config.num_warps, config.num_stages) for config in left]
 
-    tuner = itnet_fwd_kernel if family is FORWARD else itnet_bwd_kernel
-    arguments = {"p_keys": torch.empty(1, dtype=torch.bfloat16), "D": 64, "IS_CAUSAL": False}
+    return run
 
-    def left() -> list[int]:
-        return [tuner.configs.index(config) for config in tuner.early_config_prune(tuner.configs, {}, **arguments)]
 
-    monkeypatch.setattr("triton.runtime.driver", active("cuda", 90, 232448))
-    assert left() == [0, 1, 2, 3]
-    monkeypatch.setenv("ITNET_AUTOTUNE", "0")
-    assert left() == [0]
-    monkeypatch.delenv("ITNET_AUTOTUNE")
-    torch.use_deterministic_algorithms(True)
-    assert left() == [0]
-    torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr("triton.runtime.driver", active("cuda", 80, 166912))
-    assert left() == ([0, 1, 2, 3] if family is FORWARD else [2, 3])
-    monkeypatch.setattr("triton.runtime.driver", active("hip", "gfx942", 65536))
-    assert left()[-1] == 3
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("problem", [HOPPER, AMPERE, HOPPER._replace(major=None)], ids=["sm_90", "sm_80", "gfx942"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_is_timed(timed, family, problem, itemsize):
+    problem = problem._replace(itemsize=itemsize)
+    assert timed(family, problem) == tiles(family, problem)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_nothing_is_timed(timed, monkeypatch, family):
+    """Small launches, deterministic algorithms and ITNET_AUTOTUNE=0 take the default, which Triton does not store."""
+    default = tiles(family, HOPPER)[:1]
+    assert timed(family, HOPPER, size=0) == default
+    with monkeypatch.context() as patch:
+        patch.setenv("ITNET_AUTOTUNE", "0")
+        assert timed(family, HOPPER) == default
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert timed(family, HOPPER) == default
+    assert timed(family, HOPPER) != default
