@@ -24,52 +24,17 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from itnet_kernels import fourier_features
-from itnet_kernels.pair_sum import PairInputs, pair_sum
+from itnet_kernels.pair_inputs import PairInputs
+from itnet_kernels.pair_sum import pair_sum
+from itnet_kernels.plain_pair_sum import plain_tile
 
 from .modeling_itnet import ITNetPreTrainedModel
 
 
 def dense_pair_sum(*arguments) -> Tensor:
-    """out_i[a] = sum_{k,c} W2[(k, c), a] sum_j h_ij[k] omega_j u_j[c], as ``itnet::pair_sum`` but all at once."""
+    """``itnet::pair_sum``, all pairs at once."""
     inputs = PairInputs(*arguments[:-2])  # then operand dtype and backend
-    queries, keys, row = (t.transpose(1, 2) for t in (inputs.queries, inputs.keys, inputs.row))  # [B, H, n, .]
-    batch, heads, num_queries, width = row.shape
-    num_keys, head_dim = keys.shape[2:]
-    hidden = row.unsqueeze(-1)  # [B, H, n_q, w, n_k], as are the next three
-    if inputs.w_key is not None:
-        hidden = hidden + (keys @ inputs.w_key.T).transpose(2, 3).unsqueeze(2)
-    if inputs.w_product is not None:
-        virtual = (queries.unsqueeze(3) * inputs.w_product).flatten(2, 3)  # [B, H, n_q w, d_h]
-        hidden = hidden + (virtual @ keys.transpose(2, 3)).unflatten(2, (num_queries, width))
-    if inputs.has_position_bias:
-        hidden = hidden + _position_bias(inputs).to(row.dtype).transpose(2, 3).unsqueeze(1)
-    hidden = torch.nn.functional.gelu(hidden)
-    if inputs.w_mid is not None:
-        mixed = hidden.transpose(3, 4) @ inputs.w_mid.T + inputs.b_mid
-        hidden = torch.nn.functional.gelu(mixed).transpose(3, 4)
-    measure = keys.new_full((1, num_keys), 1 / num_keys) if inputs.measure is None else inputs.measure
-    measure = measure[:, None].to(row.dtype)  # [B or 1, 1 or n_q, n_k]
-    if inputs.is_causal:  # query i sees keys j <= i + n_k - n_q
-        measure = measure.expand(-1, num_queries, -1).tril(num_keys - num_queries)
-    weighted = (hidden * measure[:, None, :, None]).expand(batch, heads, num_queries, width, num_keys)
-    moments = (weighted.flatten(2, 3) @ keys).view(batch, heads, num_queries, width * head_dim)
-    return (moments @ inputs.w2).transpose(1, 2).contiguous()
-
-
-def _position_bias(inputs: PairInputs) -> Tensor:
-    """P_ij[k]: [B or 1, n_q, n_k, w]."""
-    difference = inputs.query_positions.unsqueeze(2) - inputs.key_positions.unsqueeze(1)  # [B or 1, n_q, n_k, s]
-    bias = 0
-    if inputs.w_y is not None:
-        bias = (inputs.key_features @ inputs.w_y.T).unsqueeze(1)
-    if inputs.w_relative is not None:
-        features = fourier_features(difference, inputs.frequencies).to(inputs.w_relative.dtype)
-        bias = bias + features @ inputs.w_relative.T
-    if inputs.w_distance is not None:
-        distance = difference.square().sum(-1, keepdim=True).sqrt().to(inputs.w_distance.dtype)
-        bias = bias + distance @ inputs.w_distance.T
-    return bias
+    return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 
 def export_graph(

@@ -5,6 +5,7 @@ from .integral_transform import BACKENDS, integral_transform, resolve_backend
 from .low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
 from .monte_carlo import monte_carlo_transform
 from .positions import fourier_features
+from .prefix_sum import prefix_sum
 from .reference import kernel_matrices
 from .sampled import integrand_norms, sampled_transform
 from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
@@ -24,6 +25,7 @@ __all__ = [
     "kmeans_anchors",
     "low_rank_transform",
     "monte_carlo_transform",
+    "prefix_sum",
     "resolve_backend",
     "sampled_low_rank_transform",
     "sampled_transform",

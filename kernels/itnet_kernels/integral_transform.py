@@ -44,7 +44,9 @@ def integral_transform(
         out_i^(h) = sum_j omega_j K_ij^(h) u_j^(h),     K_ij^(h) = reshape(W2^(h) GELU(W1 z_ij + b1) + b2^(h))
 
     with z_ij of Eq. kernel_input (see :class:`KernelWeights`). W^O and W_theta are not part of it. Differentiable in
-    ``u``, ``queries``, the positions, ``measure`` and all weights but ``weights.fourier``.
+    ``u``, ``queries``, the positions, ``measure`` and all weights but ``weights.fourier``: in reverse and in forward
+    mode, to any order, and under the transforms of torch.func. Whatever is not a first derivative in reverse mode is
+    slower and may need the memory of all pairs (plain_pair_sum.py).
 
     Args:
         u: key features ``[B, n, H, d_h]``; also the query features unless ``queries`` is given. float32, float64,

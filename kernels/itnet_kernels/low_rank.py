@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from .prefix_sum import prefix_sum
 from .reference import uniform_measure
 from .sampled import take_keys
+from .transforms import recomputed
 from .validation import check_causal, check_features, check_indices, check_measure, check_per_pair
 
 # Elements of the factors that a causal operator multiplies out at a time: 16 MB in float32.
@@ -157,8 +158,8 @@ def _complete(values, phi, psi, measure, state, bias) -> tuple[Tensor, LowRankSt
 
 def _causal(values, phi, psi, measure, state, bias, num_queries) -> tuple[Tensor, LowRankState]:
     """Every query has its own Z: prefix sums of r numbers per head, and of u for the constant part of the kernel."""
-    moments = _in_chunks(_project, psi, values).cumsum(1)  # [B, n, H, r]
-    mean, mass = values.cumsum(1), measure.cumsum(1)
+    moments = prefix_sum(_in_chunks(_project, psi, values))  # [B, n, H, r]
+    mean, mass = prefix_sum(values), prefix_sum(measure)
     prefix = _advance(_unsqueeze(state), LowRankState(moments, mean, mass))
     seen = LowRankState(*(t[:, values.shape[1] - num_queries :] for t in prefix))
     out = _in_chunks(_expand, phi, seen.moments)
@@ -189,11 +190,7 @@ def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
 
     size = max(1, _CHUNK_ELEMENTS // (other.shape[0] * factor.bias.numel()))
     parts = zip(factor.hidden.split(size, dim=1), other.split(size, dim=1), strict=True)
-    if torch.is_grad_enabled():
-        outs = [checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-    else:
-        outs = [chunk(*part) for part in parts]
-    return torch.cat(outs, dim=1)
+    return torch.cat([recomputed(chunk, *part) for part in parts], dim=1)
 
 
 def _advance(state: LowRankState | None, new: LowRankState) -> LowRankState:

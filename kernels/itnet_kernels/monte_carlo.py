@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .prefix_sum import prefix_sum
 from .reference import uniform_measure
 from .sampled import SampledPairs
 from .validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
@@ -56,7 +57,7 @@ def monte_carlo_transform(
     if is_causal:
         check_causal(num_queries, num_keys)
         last = torch.arange(num_keys - num_queries, num_keys, device=u.device)  # last visible key of each query
-        mass = measure.cumsum(1)[:, last].unsqueeze(-1)
+        mass = prefix_sum(measure)[:, last].unsqueeze(-1)
         visible = (indices <= last[:, None]) & (mass > 0)
         drawn = torch.where(visible, drawn / mass.where(mass > 0, 1), 0)
     coefficients = drawn / (indices.shape[2] * probabilities)

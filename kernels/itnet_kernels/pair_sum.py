@@ -8,41 +8,15 @@ a (position, k, c) index outlives a call.
 """
 
 import zlib
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .pair_inputs import PairInputs
+from .plain_pair_sum import plain_pair_sum
 from .reference import uniform_measure
 from .tiles import PairTiles
-
-
-class PairInputs(NamedTuple):
-    """Arguments of the pair sum, as reassociated.py prepares them. None: a group that the kernel does not use."""
-
-    queries: Tensor  # [B, n_q, H, d_h]
-    keys: Tensor  # [B, n_k, H, d_h]
-    row: Tensor  # q [B, n_q, H, w]
-    measure: Tensor | None  # [B, n_k]; None is uniform
-    query_positions: Tensor  # [B or 1, n_q, s]
-    key_positions: Tensor  # [B or 1, n_k, s]
-    query_features: Tensor  # gamma(x) [B or 1, n_q, F]
-    key_features: Tensor  # gamma(y) [B or 1, n_k, F]
-    w_y: Tensor | None  # [w, F]
-    w_relative: Tensor | None  # [w, F]
-    w_distance: Tensor | None  # [w, 1]
-    w_key: Tensor | None  # W_uy [w, d_h]
-    w_product: Tensor | None  # W_had [w, d_h]
-    w_mid: Tensor | None  # [w, w]
-    b_mid: Tensor | None  # [w]
-    w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
-    frequencies: Tensor  # [L, s], not differentiable
-    is_causal: bool
-
-    @property
-    def has_position_bias(self) -> bool:
-        return not (self.w_y is None and self.w_relative is None and self.w_distance is None)
-
+from .transforms import is_batched, is_transformed
 
 # A copy of this package under another name (a Hub kernel, a checkpoint's own code) registers operators of its own.
 _NAMESPACE = "itnet" if __name__ == "itnet_kernels.pair_sum" else f"itnet_{zlib.crc32(__name__.encode()):08x}"
@@ -114,11 +88,26 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad_out):
     arguments = (*ctx.saved_tensors, *ctx.rest)
     needs = dict(zip(_TENSORS, ctx.needs_input_grad, strict=False))
+    # The gradient itself will be differentiated, or is one of many.
+    if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
+        by_name = _plain_gradients(PairInputs(*arguments[:-2]), [name for name in _TENSORS if needs[name]], grad_out)
+        return *(by_name.get(name) for name in _TENSORS), None, None, None
     needs_measure, needs_positions = needs["measure"], any(needs[name] for name in _POSITIONS)
     grads = pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments)
     names = _differentiable(PairInputs(*arguments[:-2]), needs_measure, needs_positions)
     by_name = dict(zip(names, grads, strict=True))
     return *(by_name.get(name) for name in _TENSORS), None, None, None
+
+
+def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:
+    """Gradients of the named arguments as functions that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: partial derivatives are wanted, and the arguments depend on each other (row on queries).
+        views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
+        out = plain_pair_sum(inputs._replace(**views))
+        grads = torch.autograd.grad(out, list(views.values()), grad_out, create_graph=create_graph, allow_unused=True)
+    return dict(zip(names, grads, strict=True))
 
 
 pair_sum.register_autograd(_backward, setup_context=_setup_context)

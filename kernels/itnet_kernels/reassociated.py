@@ -14,9 +14,13 @@ derives the backward.
 import torch
 from torch import Tensor
 
+from .pair_inputs import PairInputs
 from .pair_sum import pair_sum
+from .plain_pair_sum import plain_pair_sum
 from .positions import fourier_features, position_dtype
+from .prefix_sum import prefix_sum
 from .reference import uniform_measure
+from .transforms import is_transformed
 from .weights import KernelWeights, split_input_weights
 
 
@@ -43,7 +47,7 @@ def reassociated_transform(
         measure = uniform_measure(keys) if measure is None else measure
         out = out + _bias_term(keys, weights.b2, measure, queries.shape[1], is_causal)
         if is_causal:
-            mass = measure.cumsum(1)[:, keys.shape[1] - queries.shape[1] :, None, None]  # visible to each query
+            mass = prefix_sum(measure)[:, keys.shape[1] - queries.shape[1] :, None, None]  # visible to each query
             out = torch.where(mass > 0, out / mass.where(mass > 0, 1), 0)
         return out.to(out_dtype)
 
@@ -59,7 +63,7 @@ def matmul_dtype(features: Tensor) -> torch.dtype:
 def _bias_term(keys: Tensor, b2: Tensor, measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
     """b2 ubar: [B, n_q or 1, H, d_h]."""
     weighted = keys * measure[..., None, None]
-    mean = weighted.cumsum(1)[:, keys.shape[1] - num_queries :] if is_causal else weighted.sum(1, keepdim=True)
+    mean = prefix_sum(weighted)[:, keys.shape[1] - num_queries :] if is_causal else weighted.sum(1, keepdim=True)
     head_dim = keys.shape[-1]
     matrices = b2.unflatten(-1, (head_dim, head_dim)).expand(keys.shape[2], -1, -1)  # [H, a, c]
     return torch.einsum("hac,bihc->biha", matrices, mean)
@@ -84,7 +88,7 @@ def _pair_sum(
     row = row.expand(*queries.shape[:3], width)
     w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
     w2 = w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1)
-    return pair_sum(
+    inputs = PairInputs(
         queries,
         keys,
         row,
@@ -103,6 +107,5 @@ def _pair_sum(
         w2,
         weights.fourier.detach(),
         is_causal,
-        operand_dtype,
-        backend,
     )
+    return plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs, operand_dtype, backend)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from .positions import fourier_features, position_dtype
+from .positions import fourier_features, length, position_dtype
 from .weights import KERNEL_INPUTS, KernelWeights
 
 
@@ -21,12 +21,13 @@ def reference_transform(
     is_causal: bool,
 ) -> Tensor:
     """sum_j omega_j K_ij u_j with K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper; [B, n_q, H, d_h]."""
-    matrices = kernel_matrices(queries, keys, query_positions, key_positions, weights)
-    u_y = keys.to(matrices.dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
-    values = (matrices @ u_y.unsqueeze(-1)).squeeze(-1)  # K_ij u_j [B, n_q, n_k, H, d_h]
-    measure = uniform_measure(keys) if measure is None else measure
-    omega = pair_measure(measure.to(matrices.dtype), queries.shape[1], is_causal)  # [B, n_q, n_k]
-    return (omega[..., None, None] * values).sum(2).to(queries.dtype)
+    with torch.autocast(queries.device.type, enabled=False):
+        matrices = kernel_matrices(queries, keys, query_positions, key_positions, weights)
+        u_y = keys.to(matrices.dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
+        values = (matrices @ u_y.unsqueeze(-1)).squeeze(-1)  # K_ij u_j [B, n_q, n_k, H, d_h]
+        measure = uniform_measure(keys) if measure is None else measure
+        omega = pair_measure(measure.to(matrices.dtype), queries.shape[1], is_causal)  # [B, n_q, n_k]
+        return (omega[..., None, None] * values).sum(2).to(queries.dtype)
 
 
 def kernel_matrices(
@@ -36,17 +37,18 @@ def kernel_matrices(
 
     Shapes as in :func:`reference_transform`; float32 at least.
     """
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    weights = weights.to(dtype)
-    u_x = queries.to(dtype).unsqueeze(2)  # [B, n_q, 1, H, d_h]
-    u_y = keys.to(dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
-    hidden = kernel_input(u_x, u_y, query_positions, key_positions, weights)  # [B, n_q, n_k, H, kernel_input_size]
-    hidden = gelu(hidden @ weights.w1.T + weights.b1)  # [B, n_q, n_k, H, w]
-    if weights.w_mid is not None:
-        hidden = gelu(hidden @ weights.w_mid.T + weights.b_mid)
-    w2 = weights.w2.expand(queries.shape[2], -1, -1)  # [H, d_h^2, w]
-    matrices = torch.einsum("hkw,bijhw->bijhk", w2, hidden) + weights.b2
-    return matrices.unflatten(-1, (queries.shape[-1], queries.shape[-1]))
+    with torch.autocast(queries.device.type, enabled=False):
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        weights = weights.to(dtype)
+        u_x = queries.to(dtype).unsqueeze(2)  # [B, n_q, 1, H, d_h]
+        u_y = keys.to(dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
+        hidden = kernel_input(u_x, u_y, query_positions, key_positions, weights)  # [B, n_q, n_k, H, kernel_input_size]
+        hidden = gelu(hidden @ weights.w1.T + weights.b1)  # [B, n_q, n_k, H, w]
+        if weights.w_mid is not None:
+            hidden = gelu(hidden @ weights.w_mid.T + weights.b_mid)
+        w2 = weights.w2.expand(queries.shape[2], -1, -1)  # [H, d_h^2, w]
+        matrices = torch.einsum("hkw,bijhw->bijhk", w2, hidden) + weights.b2
+        return matrices.unflatten(-1, (queries.shape[-1], queries.shape[-1]))
 
 
 def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_positions: Tensor, weights: KernelWeights):
@@ -57,7 +59,7 @@ def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_position
         "x": fourier_features(x, weights.fourier),
         "y": fourier_features(y, weights.fourier),
         "x-y": fourier_features(x - y, weights.fourier),
-        "distance": torch.linalg.vector_norm(x - y, dim=-1, keepdim=True),
+        "distance": length(x - y).unsqueeze(-1),
     }
     groups = {name: group.to(u_x.dtype).unsqueeze(3) for name, group in groups.items()}  # [..., 1 head, size]
     groups |= {"u_x": u_x, "u_y": u_y, "u_x*u_y": u_x * u_y}

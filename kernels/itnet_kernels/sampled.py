@@ -15,9 +15,9 @@ again, so that memory beyond inputs and output does not grow with n.
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
-from torch.utils.checkpoint import checkpoint
 
 from .positions import PositionWeights, fourier_features, position_bias, position_dtype
+from .transforms import recomputed
 from .validation import batched, check_indices, check_operands, check_per_pair
 from .weights import KernelWeights, split_input_weights
 
@@ -117,7 +117,6 @@ class SampledPairs:
         batch, num_queries = self.queries.shape[:2]
         in_queries = min(size, num_queries)
         in_batch = min(max(1, size // num_queries), batch)
-        recompute = torch.is_grad_enabled()
 
         def by_samples(tensor):
             return tensor.split(in_batch) if tensor.shape[0] == batch else [tensor] * -(-batch // in_batch)
@@ -128,14 +127,7 @@ class SampledPairs:
         for group in zip(*(by_samples(tensor) for tensor in (*by_queries, *by_keys)), strict=True):
             of_queries, of_keys = group[: len(by_queries)], group[len(by_queries) :]
             tiles = zip(*(tensor.split(in_queries, dim=1) for tensor in of_queries), strict=True)
-            if recompute:
-                run = [
-                    checkpoint(evaluate, *tile, *of_keys, use_reentrant=False, preserve_rng_state=False)
-                    for tile in tiles
-                ]
-            else:
-                run = [evaluate(*tile, *of_keys) for tile in tiles]
-            rows.append(torch.cat(run, dim=1))
+            rows.append(torch.cat([recomputed(evaluate, *tile, *of_keys) for tile in tiles], dim=1))
         return torch.cat(rows)
 
     def _transform_tile(self, queries, x, gamma_x, indices, coefficients, keys, y, gamma_y) -> Tensor:

@@ -3,12 +3,16 @@
 import torch
 from torch import Tensor
 
+from .transforms import is_batched
 from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 
 
 def may_look_at(tensor: Tensor) -> bool:
-    """Whether a check may depend on values: on a GPU it would wait for the device, a traced tensor has none."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether a check may depend on values: on a GPU it would wait for the device, a traced tensor has none.
+
+    Nor has one that torch.vmap runs over.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
 
 
 def batched(positions: Tensor) -> Tensor:

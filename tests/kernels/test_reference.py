@@ -73,3 +73,11 @@ def test_causal_query_without_visible_mass_is_zero(problem):
     for backend in ("reference", "tiled"):
         out = problem.run(backend)
         assert not out[:, :2].any() and out[:, 2:].all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_autocast_lowers_nothing(problem, backend):
+    problem = problem(n=5).to(torch.float32)
+    expected = problem.run(backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(problem.run(backend), expected)

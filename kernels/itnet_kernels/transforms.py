@@ -1,0 +1,35 @@
+"""Which of PyTorch's ways to differentiate is at work, for code that not all of them can pass through."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is running or forward-mode differentiation is switched on."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a vmap runs over the tensor, which then stands for many and has no value to look at."""
+    functorch = torch._C._functorch
+    if functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+        return True
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """``function(*arguments)``, evaluated again in the backward instead of keeping what is inside.
+
+    Transforms of torch.func and forward mode cannot do that: under them everything is kept.
+    """
+    if torch.is_grad_enabled() and not is_transformed():
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return function(*arguments)
