@@ -126,7 +126,8 @@ def make_inputs():
         if modality == "graph":
             neighbors = torch.randint(-1, length, (batch, length, 3), generator=generator)
             types = torch.randint(5, (batch, length), generator=generator)
-            return {"node_types": types, "positions": torch.randn(batch, length, 8), "neighbors": neighbors}
+            positions = torch.randn(batch, length, 8, generator=generator)
+            return {"node_types": types, "positions": positions, "neighbors": neighbors}
         return {"signal_values": points[..., :2].clone(), "positions": torch.rand(length, 2, generator=generator)}
 
     return make

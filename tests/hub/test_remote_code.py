@@ -62,7 +62,7 @@ def sources():
 
 
 def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predictions, processors):
-    """`python -I`, our packages, Triton and SciPy not importable, no network: bit-identical outputs."""
+    """`python -I`, our packages, Triton and SciPy not importable, no network: the same outputs."""
     requests, expected_processors = {}, {}
     for name, case in cases.items():
         # Anchors for one of them: Monte Carlo integration has an operator of its own.
