@@ -37,8 +37,8 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
     """
     Converts to RGB, resizes, scales to [0, 1] and normalises to [-1, 1]. 16-bit images are reduced to 8 bits first:
     white stays white. Arrays have an axis of channels, first or last. `num_channels=1` is for grey images:
-    conversion is off, and mean and standard deviation have one entry. [`ITNetImageProcessor.from_model_config`] sets
-    all of it.
+    RGB becomes its luminance, and mean and standard deviation have one entry.
+    [`ITNetImageProcessor.from_model_config`] sets all of it.
     """
 
     valid_kwargs = ITNetImageProcessorKwargs
@@ -84,7 +84,10 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
             raise ValueError(
                 "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
             )
-        array = super().process_image(_to_8_bits(image), do_convert_rgb, input_data_format, **kwargs)
+        image = _to_8_bits(image)
+        if self.num_channels == 1 and mode == "RGB":  # pipelines turn every image to RGB, grey ones too
+            image = image.convert("L")
+        array = super().process_image(image, do_convert_rgb, input_data_format, **kwargs)
         if len(array) != self.num_channels:
             kind = f"of mode {mode!r}" if mode else "given as an array"
             raise ValueError(

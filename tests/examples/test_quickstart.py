@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from modeling_itnet import ITNetForImageClassification
+from modeling_itnet.diagnosis import diagnose_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +40,24 @@ def test_saved_folder_reloads(run):
     assert type(model) is ITNetForImageClassification
     assert model.config.id2label[9] == "Ankle boot"
     assert model(pixel_values=torch.zeros(2, 1, 28, 28)).logits.shape == (2, 10)
+
+
+def test_saved_folder_has_its_processor_and_exact_kernels(run):
+    """What it saves is enough for a pipeline and for the tools that look at kernels."""
+    picture = Image.fromarray((255 * np.random.default_rng(0).random((28, 28))).astype(np.uint8))
+    answers = pipeline("image-classification", model=str(run[0]))(picture, top_k=10)
+    processor, model = (
+        AutoImageProcessor.from_pretrained(run[0]),
+        AutoModelForImageClassification.from_pretrained(run[0]),
+    )
+    inputs = processor(picture, return_tensors="pt")
+    expected = (torch.from_numpy(np.asarray(picture)).float() / 255 - 0.286) / 0.353
+    torch.testing.assert_close(inputs["pixel_values"][0, 0], expected)
+    scores = model.eval()(**inputs).logits.softmax(-1)[0]
+    for answer in answers:
+        assert answer["score"] == pytest.approx(scores[model.config.label2id[answer["label"]]].item(), rel=1e-4)
+    assert model.config.integration_mode == "exact"
+    assert len(diagnose_kernels(model, dict(inputs)).heads) == 3 * 4
 
 
 def test_picture_is_not_trivial(run):
