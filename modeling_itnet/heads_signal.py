@@ -31,6 +31,7 @@ from .interpolation import shepard_interpolation
 from .layers import ITNetFeedForward
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .operator import ITNetFourierFeatures, ITNetKernel
+from .outputs import with_proposal_loss
 
 
 @dataclass
@@ -48,6 +49,9 @@ class SignalRegressionOutput(ModelOutput):
     loss: Tensor | None = None
     predictions: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+
+
+with_proposal_loss(SignalRegressionOutput)
 
 
 class ITNetQueryLayer(nn.Module):

@@ -27,8 +27,9 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels import Factor, low_rank_transform
 
 from .factors import ITNetFactors
+from .integration import integrating
 from .operator import ITNetOperator
-from .operator_inputs import OperatorInput, find_operators, operator_inputs
+from .operator_inputs import OperatorInput, find_operators, forward_arguments, operator_inputs
 
 # Ridge of the least-squares step, relative to the mean of the Gram matrix's diagonal.
 _RIDGE = 1e-7
@@ -36,15 +37,20 @@ _RIDGE = 1e-7
 
 @dataclass(frozen=True)
 class LowRankReport:
-    """How close the low-rank operators come to the exact ones, on the calibration data."""
+    """How close the low-rank operators come to the exact ones, on the data of the fit and on data it did not see."""
 
     rank: int
     layer_errors: list[float]  # |integral - exact| / |exact| of every layer, fitted alone, at the exact features
     output_error: float  # the same of the model's last hidden state, with all layers converted
+    held_out_error: float | None = None  # the same on samples that were held out of the fit; None if none were
+    num_held_out: int = 0  # how many samples these are
 
     def __str__(self) -> str:
         rows = [f"  layer {index}: {error:.4f}" for index, error in enumerate(self.layer_errors)]
-        return "\n".join([f"relative errors at rank {self.rank}", *rows, f"  output: {self.output_error:.4f}"])
+        lines = [f"relative errors at rank {self.rank}", *rows, f"  output: {self.output_error:.4f}"]
+        if self.held_out_error is None:
+            return "\n".join([*lines, "  (all on the data of the fit: nothing was held out)"])
+        return "\n".join([*lines, f"  output on {self.num_held_out} held-out samples: {self.held_out_error:.4f}"])
 
 
 def fit_low_rank(
@@ -57,6 +63,7 @@ def fit_low_rank(
     distillation_steps: int = 300,
     distillation_learning_rate: float = 2e-3,
     integration_mode: Literal["low_rank", "auto"] = "low_rank",
+    hold_out: float = 0.125,
     seed: int = 0,
 ) -> LowRankReport:
     r"""Gives every layer factors of rank ``rank`` that reproduce its exact integral on calibration data.
@@ -76,22 +83,24 @@ def fit_low_rank(
         distillation_steps, distillation_learning_rate: the same for all layers together.
         integration_mode: what the model is set to. ``"low_rank"`` drops the exact kernels; ``"auto"`` keeps them for
             up to ``exact_max_positions`` positions and uses the factors above.
+        hold_out: share of each batch, rounded down to samples, that the fit does not see: an error on other data than
+            those it was fitted to is what the model will have. Batches of fewer than 8 lose nothing at the default.
         seed: of the initial hidden units.
 
     Returns:
         The relative errors, per layer and of the whole model.
     """
     config = _low_rank_config(model.config, rank, integration_mode)
-    batches = _batches(model, calibration_data)
+    if not 0 <= hold_out < 1:
+        raise ValueError(f"`hold_out` ({hold_out}) must be in [0, 1)")
     operators = find_operators(model)
     if any(operator.kernel is None for operator in operators):
         raise ValueError("the model has no exact kernels to start from: it is a low-rank model already")
-    mode = model.config.integration_mode
-    model.config.integration_mode = "exact"
-    try:
-        base = model.base_model
+    base = model.base_model
+    with integrating("exact"):
+        batches, held_out = _split(base, _batches(model, calibration_data), hold_out)
         inputs = [operator_inputs(base, batch) for batch in batches]  # [batch][layer]
-        whole = _ModelProblem(base, batches, [batch[0].measure > 0 for batch in inputs])
+        whole, unseen = _ModelProblem(base, batches), _ModelProblem(base, held_out)
         fitted, errors = [], []
         bar = logging.tqdm(total=len(operators) * steps + distillation_steps, desc=f"fitting rank {rank}")
         for index, operator in enumerate(operators):
@@ -99,18 +108,25 @@ def fit_low_rank(
             factors = _random_factors(config, seed + index).to(model.device)
             errors.append(problem.fit(factors, steps, learning_rate, bar))
             fitted.append(factors)
-    finally:
-        model.config.integration_mode = mode
-    for operator, factors in zip(operators, fitted, strict=True):
-        operator.factors = factors.to(operator.output.weight.dtype).train(operator.training)
+    before = [operator.factors for operator in operators]
+    try:
+        for operator, factors in zip(operators, fitted, strict=True):
+            operator.factors = factors.to(operator.output.weight.dtype).train(operator.training)
+        with integrating("low_rank"):  # also for "auto": the data may be short
+            output_error = whole.fit(fitted, distillation_steps, distillation_learning_rate, bar)
+            held_out_error = unseen.error() if held_out else None
+    except BaseException:
+        for operator, factors in zip(operators, before, strict=True):
+            operator.factors = factors
+        raise
+    bar.close()
+    for operator in operators:
+        operator.factors.config = model.config
         if integration_mode == "low_rank":
             operator.kernel = operator.proposal = None
     model.config.rank, model.config.approximate_mode = rank, "low_rank"
-    model.config.integration_mode = "low_rank"  # also for "auto": the data may be short
-    output_error = whole.fit(fitted, distillation_steps, distillation_learning_rate, bar)
     model.config.integration_mode = integration_mode
-    bar.close()
-    return LowRankReport(rank, errors, output_error)
+    return LowRankReport(rank, errors, output_error, held_out_error, unseen.num_samples)
 
 
 class _LayerProblem:
@@ -163,25 +179,30 @@ class _ModelProblem:
     """The exact model's last hidden states on all batches, which the converted model is to reproduce."""
 
     @torch.no_grad()
-    def __init__(self, base: nn.Module, batches: list[dict[str, Tensor]], real: list[Tensor]):
+    def __init__(self, base: nn.Module, batches: list[dict[str, Tensor]]):
         self.base, self.batches = base, batches
-        self.real = [mask.unsqueeze(-1) for mask in real]  # [B, n, 1]
+        self.real = [(operator_inputs(base, batch)[0].measure > 0).unsqueeze(-1) for batch in batches]  # [B, n, 1]
+        self.num_samples = sum(len(real) for real in self.real)
         with _evaluation(base):
             self.targets = [base(**batch).last_hidden_state for batch in batches]
 
+    def outcome(self, index: int) -> tuple[Tensor, Tensor]:
+        real = self.real[index]
+        return self.base(**self.batches[index]).last_hidden_state * real, self.targets[index] * real
+
+    def error(self) -> float:
+        """The relative error of the model as it is."""
+        with _evaluation(self.base):
+            return _relative_error(self.outcome, len(self.batches))
+
     def fit(self, fitted: list[ITNetFactors], steps: int, learning_rate: float, bar) -> float:
         """Trains the factors of all layers and returns the relative error; keeps the start if nothing is gained."""
-
-        def outcome(index: int) -> tuple[Tensor, Tensor]:
-            real = self.real[index]
-            return self.base(**self.batches[index]).last_hidden_state * real, self.targets[index] * real
-
         with _evaluation(self.base):
             start = [copy.deepcopy(factors.state_dict()) for factors in fitted]
-            start_error = _relative_error(outcome, len(self.batches))
+            start_error = _relative_error(self.outcome, len(self.batches))
             parameters = [parameter for factors in fitted for parameter in factors.parameters()]
-            _adam(outcome, len(self.batches), parameters, steps, learning_rate, bar)
-            error = _relative_error(outcome, len(self.batches))
+            _adam(self.outcome, len(self.batches), parameters, steps, learning_rate, bar)
+            error = _relative_error(self.outcome, len(self.batches))
             if error > start_error:
                 for factors, state in zip(fitted, start, strict=True):
                     factors.load_state_dict(state)
@@ -267,10 +288,29 @@ def _low_rank_config(config: ITNetConfig, rank: int, integration_mode: str) -> I
 
 def _batches(model: nn.Module, data) -> list[dict[str, Tensor]]:
     """The calibration data as forward arguments of the base model, on its device."""
+    if isinstance(data, Tensor):
+        data = [data]
     batches = [data] if isinstance(data, Mapping) else list(data or [])
     if not batches:
         raise ValueError("`calibration_data` is empty: the factors are fitted to what the model does on real inputs")
-    return [
-        {name: value.to(model.device) for name, value in batch.items() if name != "labels" and value is not None}
-        for batch in batches
-    ]
+    batches = [forward_arguments(model, batch, "calibration_data") for batch in batches]
+    return [{name: value.to(model.device) for name, value in batch.items()} for batch in batches]
+
+
+def _split(
+    base: nn.Module, batches: list[dict[str, Tensor]], hold_out: float
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """All batches without their last samples, and these samples."""
+    kept, held = [], []
+    for batch in batches:
+        size = next((len(batch[name]) for name in base.encoder.required if name in batch), 0)
+        count = int(hold_out * size)
+        shared = {
+            name: value
+            for name, value in batch.items()
+            if len(value) != size or value.dim() < 2 or (value.dim() == 2 and name.endswith("positions"))
+        }
+        kept.append({name: value if name in shared else value[: size - count] for name, value in batch.items()})
+        if count:
+            held.append({name: value if name in shared else value[size - count :] for name, value in batch.items()})
+    return kept, held

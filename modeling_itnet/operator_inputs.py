@@ -36,9 +36,21 @@ def find_operators(model: nn.Module) -> list[ITNetOperator]:
     return [module for module in model.modules() if isinstance(module, ITNetOperator)]
 
 
+def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """``inputs`` without labels, or an error that calls them ``name`` if they are no keyword arguments."""
+    if not isinstance(inputs, Mapping):
+        example = getattr(model, "main_input_name", "inputs")
+        raise ValueError(
+            f"`{name}` ({type(inputs).__name__}) must hold keyword arguments of the model's forward, "
+            f"such as {{{example!r}: ...}}"
+        )
+    return {key: value for key, value in inputs.items() if key != "labels" and value is not None}
+
+
 @torch.no_grad()
-def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[OperatorInput]:
+def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[OperatorInput]:
     """Runs the model on ``inputs`` in evaluation mode and returns what each of its operators was called with."""
+    inputs = forward_arguments(model, inputs, name)
     captured = []
     hooks = [
         operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:4])))

@@ -48,7 +48,7 @@ def with_proposal_loss(output_class: type[ModelOutput]) -> type[ModelOutput]:
     return globals()[name]
 
 
-# Made on import, as a compiled model cannot make classes.
+# Made on import, as a compiled model cannot make classes. That of a head with an output of its own is made beside it.
 for _output_class in (
     CausalLMOutputWithPast,
     ImageClassifierOutput,

@@ -14,6 +14,7 @@
 """``itnet create``, ``export``, ``convert`` and ``cards``: what makes and changes folders."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -112,7 +113,7 @@ def convert(
         report = model.to_low_rank(rank, batches, steps=steps, distillation_steps=steps, integration_mode=to)
     model.save_pretrained(folder, processor=processors)
     if as_json:
-        errors = {} if report is None else {"layer_errors": report.layer_errors, "output_error": report.output_error}
+        errors = {} if report is None else asdict(report)
         print_json({"folder": str(folder), "integration_mode": model.config.integration_mode, **errors})
         return
     typer.echo(f"{folder}: integration_mode={model.config.integration_mode}")

@@ -591,18 +591,63 @@ class TestConversion:
         report = model.to_low_rank(8, inputs, steps=60, distillation_steps=0)
         assert max(report.layer_errors) < 0.3
 
+    def test_the_configuration_does_not_steer_the_fit(self, exact, data):
+        """It changes once, at the end; whoever reads it meanwhile, or stops the fit, finds the model as it was."""
+        model = copy.deepcopy(exact)
+        modes = []
+        model.itnet.register_forward_pre_hook(lambda *_: modes.append(model.config.integration_mode))
+        model.to_low_rank(2, data, steps=1, distillation_steps=1)
+        assert set(modes) == {"auto"}
+        assert model.config.integration_mode == "low_rank"
+
+        model = copy.deepcopy(exact)
+        calls = []
+
+        def stop(*_):
+            calls.append(model.itnet.layers[0].operator.factors is not None)
+            if calls[-1]:  # the factors are being trained together
+                raise KeyboardInterrupt
+
+        hook = model.itnet.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model.to_low_rank(2, data, steps=1, distillation_steps=1)
+        hook.remove()
+        assert parts(model.itnet.layers[0].operator) == {"kernel"}
+        with torch.no_grad():
+            assert torch.equal(model(**data[0]).logits, exact(**data[0]).logits)
+
+    def test_reports_an_error_on_samples_that_it_did_not_see(self, exact, data):
+        model = copy.deepcopy(exact)
+        report = model.to_low_rank(4, data, steps=20, distillation_steps=40)
+        assert report.num_held_out == 2  # the last of each batch
+        with torch.no_grad():
+            unseen = {"pixel_values": torch.stack([batch["pixel_values"][-1] for batch in data])}
+            wanted = exact.itnet(**unseen).last_hidden_state
+            error = (model.itnet(**unseen).last_hidden_state - wanted).norm() / wanted.norm()
+        assert report.held_out_error == pytest.approx(float(error), rel=1e-4)
+        assert report.held_out_error > report.output_error
+        assert "2 held-out samples" in str(report)
+        report = copy.deepcopy(exact).to_low_rank(4, data, steps=2, distillation_steps=0, hold_out=0)
+        assert report.held_out_error is None and "nothing was held out" in str(report)
+
     @pytest.mark.parametrize(
         ("rank", "given", "message"),
         [
+            (
+                2,
+                torch.randn(8, 3, 32, 32),
+                r"`calibration_data` \(Tensor\) must hold keyword arguments.*'pixel_values'",
+            ),
+            (2, [torch.randn(8, 3, 32, 32)], r"`calibration_data` \(Tensor\) must hold keyword arguments"),
             (0, "data", r"`rank` \(0\) must be positive"),
             (2, [], "`calibration_data` is empty"),
             (2, None, "`calibration_data` is empty"),
         ],
-        ids=["rank 0", "no batches", "none"],
+        ids=["tensor", "tensors", "rank 0", "no batches", "none"],
     )
     def test_errors(self, exact, data, rank, given, message):
         with pytest.raises(ValueError, match=message):
-            copy.deepcopy(exact).to_low_rank(rank, data if given == "data" else given)
+            copy.deepcopy(exact).to_low_rank(rank, data if isinstance(given, str) else given)
 
     def test_twice_is_an_error(self, exact, data):
         model = copy.deepcopy(exact)
