@@ -47,14 +47,21 @@ class HeadDiagnosis:
     profile: tuple[float, ...]  # root mean square of |K| in equal bins of distance, relative to that of all pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KernelDiagnosis:
-    """All heads of a model. ``print(diagnosis.table())``, ``diagnosis.plot("kernels.png")``."""
+    """All heads of a model. ``print(diagnosis)`` shows a table, ``diagnosis.plot("kernels.png")`` draws it."""
 
     heads: tuple[HeadDiagnosis, ...]
     radius: float
     uniform_locality: float  # locality of a constant kernel on the same domain
     largest_distance: float
+
+    def __repr__(self) -> str:
+        layers = 1 + max(head.layer for head in self.heads)
+        return f"KernelDiagnosis({layers} layers of {len(self.heads) // layers} heads, radius={self.radius:.3g})"
+
+    def __str__(self) -> str:
+        return self.table()
 
     def table(self) -> str:
         """Markdown, a row per layer and head."""
@@ -71,27 +78,62 @@ class KernelDiagnosis:
         figure_class, _ = matplotlib_classes()
         names = [field.name for field in fields(HeadDiagnosis)][2:-1]
         layers, heads = (1 + max(getattr(h, name) for h in self.heads) for name in ("layer", "head"))
-        figure = figure_class(figsize=(2.6 * len(names), 5.2), layout="constrained", dpi=150)
+        figure = figure_class(figsize=(2.6 * len(names), 6.0), layout="constrained", dpi=150)
+        figure.suptitle(f"Kernels of {layers} layers of {heads} heads: figures per head, and |K| by distance")
         maps, curves = figure.subfigures(2, 1)
         for axis, name in zip(maps.subplots(1, len(names)), names, strict=True):
             values = torch.tensor([getattr(h, name) for h in self.heads]).view(layers, heads)
-            low = -1 if name == "causality" else 0
-            image = axis.imshow(values.numpy(), cmap="coolwarm" if low else "viridis", vmin=low, vmax=1, aspect="auto")
-            axis.set_title(name, fontsize=9)
-            axis.set_xticks(range(heads), range(1, heads + 1), fontsize=7)
-            axis.set_yticks(range(layers), range(1, layers + 1), fontsize=7)
-            axis.set_xlabel("head", fontsize=8)
-            figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=7)
+            axis.set_title(name, fontsize=10)
+            axis.set_xticks(range(heads), range(1, heads + 1), fontsize=8)
+            axis.set_yticks(range(layers), range(1, layers + 1), fontsize=8)
+            axis.set_xlabel("head", fontsize=9)
+            axis.set_ylabel("layer", fontsize=9)
+            _draw_map(figure, axis, name, values)
         bins = len(self.heads[0].profile)
         distances = (torch.arange(bins) + 0.5) * self.largest_distance / bins
-        for layer, axis in enumerate(curves.subplots(1, layers, sharey=True, squeeze=False)[0]):
+        axes = curves.subplots(1, layers, sharey=True, squeeze=False)[0]
+        axes[0].set_ylabel("|K|, relative to all pairs", fontsize=9)
+        for layer, axis in enumerate(axes):
             for head in self.heads[layer * heads : (layer + 1) * heads]:
                 axis.plot(distances.numpy(), head.profile, marker=".", label=f"head {head.head + 1}")
-            axis.set_title(f"layer {layer + 1}: |K| by distance", fontsize=9)
-            axis.tick_params(labelsize=7)
-        axis.legend(fontsize=7)
+            axis.set_title(f"layer {layer + 1}", fontsize=10)
+            axis.set_xlabel("distance", fontsize=9)
+            axis.tick_params(labelsize=8)
+        axis.legend(fontsize=8)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+
+
+def _draw_map(figure, axis, name: str, values: Tensor) -> None:
+    """One figure over layers and heads [L, H], with its numbers where they fit; says so if it is not defined."""
+    if values.isnan().all():
+        axis.set_xlim(-0.5, values.shape[1] - 0.5)
+        axis.set_ylim(values.shape[0] - 0.5, -0.5)
+        axis.text(
+            0.5,
+            0.5,
+            f"not defined:\n{_NEEDS.get(name, 'no pairs')}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            transform=axis.transAxes,
+        )
+        return
+    low, high = (-1.0 if name == "causality" else 0.0), 1.0
+    if name == "entropy":  # close to 1 in most kernels
+        low, high = float(values.nan_to_num(1.0).min()) - 1e-3, float(values.nan_to_num(0.0).max()) + 1e-3
+    image = axis.imshow(values.numpy(), cmap="coolwarm" if low < 0 else "viridis", vmin=low, vmax=high, aspect="auto")
+    figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=8)
+    if values.numel() <= 48:
+        for (row, column), value in zip(
+            torch.cartesian_prod(*map(torch.arange, values.shape)).tolist(), values.flatten().tolist(), strict=True
+        ):
+            color = "black" if low < 0 or value > (low + high) / 2 else "white"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+
+
+# Why a figure may be missing.
+_NEEDS = {"content": "needs several samples\non one domain", "convolution": "no displacement\noccurs twice"}
 
 
 @torch.no_grad()
@@ -126,7 +168,7 @@ def diagnose_kernels(
     operators = find_operators(model)
     if not operators or any(operator.kernel is None for operator in operators):
         raise ValueError("the model has no exact kernels to look at: it is a low-rank model, or not an ITNet")
-    captured = operator_inputs(model, {name: value for name, value in inputs.items() if name != "labels"})
+    captured = operator_inputs(model, inputs)
     heads, domain = [], None
     for layer, (operator, call) in enumerate(zip(operators, captured, strict=True)):
         domain = _Domain(call, operator.is_causal, radius, num_bins)
@@ -143,19 +185,19 @@ class _Domain:
         positions = call.positions if call.positions.dim() == 3 else call.positions.unsqueeze(0)
         self.is_shared = len(positions) == 1 or bool((positions == positions[:1]).all())
         self.positions = (positions[:1] if self.is_shared else positions).double()  # [B or 1, n, s]
-        real = call.measure > 0
+        real = self.real = call.measure > 0
         self.visible = real.unsqueeze(2) & real.unsqueeze(1)  # [B, i, j]
         if is_causal:
             self.visible = self.visible.tril()
         self.distance = torch.cdist(self.positions, self.positions).expand(self.batch, -1, -1)
-        self.largest = float(self.distance[self.visible].max().clamp(min=1e-12))
+        self.largest = float(self.distance[self.visible].max()) or 1.0
         self.radius = self.largest / 4 if radius is None else radius
         self.near = self.distance <= self.radius * (1 + 1e-9)
         self.uniform_locality = float(self.near[self.visible].double().mean())
         self.bins = (self.distance / self.largest * num_bins).long().clamp(max=num_bins - 1)
         self.num_bins = num_bins
         steps = (self.positions.unsqueeze(2) - self.positions.unsqueeze(1)).flatten(0, 2)
-        _, group, sizes = (steps * 1e6).round().unique(dim=0, return_inverse=True, return_counts=True)
+        _, group, sizes = (steps / self.largest * 1e6).round().unique(dim=0, return_inverse=True, return_counts=True)
         self.group = group.view(len(self.positions), self.count, self.count).expand(self.batch, -1, -1)
         self.num_groups = len(sizes)
         self.shares_displacements = sizes[group].view_as(self.group[: len(self.positions)]) > 1  # several pairs each
@@ -254,12 +296,14 @@ def _invariance(kernels: _Kernels, domain: _Domain, num_shifts: int, seed: int) 
     The shifts are those that leave both points inside of the box around the domain. The square of the mean comes from
     products of different shifts, as above.
     """
-    low, high = domain.positions.amin((0, 1)), domain.positions.amax((0, 1))
+    real = domain.positions.expand(domain.batch, -1, -1)[domain.real]  # [all real positions, s]
+    low, high = real.amin(0), real.amax(0)
     generator = torch.Generator().manual_seed(seed)
     shifts = (2 * torch.rand(num_shifts, len(low), generator=generator, dtype=torch.float64) - 1).to(low.device)
     shifts = torch.cat([torch.zeros_like(shifts[:1]), shifts * (high - low)])
+    slack = 1e-9 * domain.largest
     inside = [
-        ((domain.positions + shift >= low - 1e-9) & (domain.positions + shift <= high + 1e-9)).all(-1)
+        ((domain.positions + shift >= low - slack) & (domain.positions + shift <= high + slack)).all(-1)
         for shift in shifts
     ]  # [B or 1, n] each
     top = bottom = 0

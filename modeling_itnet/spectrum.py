@@ -22,11 +22,17 @@ from torch import Tensor, nn
 from itnet_kernels import kernel_matrices
 
 from .operator_inputs import find_operators, operator_inputs
+from .visualization import pair_measure
 
 
 @dataclass(frozen=True)
 class KernelSpectrum:
-    """Singular values of the block matrix K [n d_h, n d_h] with the blocks K_ij, per layer, sample and head."""
+    """Singular values of the integral operator u -> sum_j omega_j K_ij u_j, per layer, sample and head.
+
+    They are those of the matrix K [n d_h, n d_h] with the blocks sqrt(omega_i) K_ij sqrt(omega_j): the operator in
+    L2 of the measure. So a point that is split in two changes nothing, and padding adds nothing but zeros. In a causal
+    model omega_j is relative to what query i sees, and blocks of the future are 0.
+    """
 
     singular_values: Tensor  # [L, B, H, n * d_h], falling
 
@@ -53,20 +59,27 @@ def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: b
     Args:
         model: an ITNetModel or a head around one, with exact kernels.
         batch: keyword arguments of its forward.
-        centred: first take out the mean of K_ij over all pairs: the constant part, which low-rank integration has
-            besides its factors.
+        centred: first take out the mean of K_ij over all pairs, by the measure of both: the constant part, which
+            low-rank integration has besides its factors.
     """
     operators = find_operators(model)
     if any(operator.kernel is None for operator in operators):
         raise ValueError("the model has no exact kernels: it is a low-rank model")
     values = []
-    inputs = operator_inputs(model, {name: value for name, value in batch.items() if name != "labels"})
-    for operator, (features, positions, _, frequencies) in zip(operators, inputs, strict=True):
+    inputs = operator_inputs(model, batch, "batch")
+    for operator, (features, positions, measure, frequencies) in zip(operators, inputs, strict=True):
         heads = features.unflatten(-1, (operator.num_heads, -1))
         positions = positions if positions.dim() == 3 else positions.unsqueeze(0)
-        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(frequencies))
+        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(frequencies)).double()
+        omega = measure.double() / measure.sum(1, keepdim=True)
+        pairs = pair_measure(omega, operator.is_causal)  # omega_ij [B, n, n]
         if centred:
-            matrices = matrices - matrices.mean((1, 2), keepdim=True)
+            matrices = matrices - torch.einsum("bi,bij,bijhac->bhac", omega, pairs, matrices)[:, None, None]
+        root = omega.sqrt()
+        weights = (
+            root.unsqueeze(2) * pairs / root.where(root > 0, 1).unsqueeze(1)
+        )  # sqrt(omega_i omega_j) if not causal
+        matrices = matrices * weights[..., None, None, None]
         blocks = matrices.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)  # [B, H, n * d_h, n * d_h]
-        values.append(torch.linalg.svdvals(blocks.double()))
+        values.append(torch.linalg.svdvals(blocks))
     return KernelSpectrum(torch.stack(values))

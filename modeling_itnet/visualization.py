@@ -70,7 +70,7 @@ def kernel_norms(model: nn.Module, inputs: dict[str, Tensor], layer: int = -1, p
     weights = operator.kernel(frequencies)
     if part == "learned":
         weights = weights._replace(b2=torch.zeros_like(weights.b2))
-    omega = _pair_measure(measure, operator.is_causal)  # [B, n, n]
+    omega = pair_measure(measure, operator.is_causal)  # [B, n, n]
 
     batch, count, num_heads, head_dim = heads.shape
     chunk = max(1, _CHUNK_ELEMENTS // (batch * count * num_heads * head_dim**2))
@@ -157,7 +157,7 @@ def _position(query: Query, rows: int, columns: int, has_cls: bool) -> int:
     return int(has_cls) + row * columns + column
 
 
-def _pair_measure(measure: Tensor, is_causal: bool) -> Tensor:
+def pair_measure(measure: Tensor, is_causal: bool) -> Tensor:
     """omega_ij [B, n, n]: omega_j, normalised over the keys that query i sees."""
     omega = measure.unsqueeze(1).expand(-1, measure.shape[1], -1)
     if is_causal:

@@ -1,6 +1,7 @@
 """Figures of kernels whose nature is known, and against sums over pairs in Python."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -131,7 +132,39 @@ def test_irregular_domains_have_no_convolution_share(tiny_model, tiny_inputs):
     assert all(math.isnan(head.content) for head in result.heads)
 
 
+@pytest.mark.parametrize("part", ["full", "centred"])
+def test_padding_does_not_matter(tiny_model, tiny_inputs, part):
+    model, inputs = tiny_model("signal"), tiny_inputs("signal", batch=2)
+    padded = {name: torch.cat([value, 5 + torch.ones_like(value[:, :3])], 1) for name, value in inputs.items()}
+    padded["attention_mask"] = torch.tensor([[1] * 7 + [0] * 3] * 2)
+    expected, actual = (diagnose_kernels(model, given, part=part) for given in (inputs, padded))
+    assert actual.radius == pytest.approx(expected.radius)
+    for name in ("locality", "convolution", "invariance", "content", "causality", "entropy"):
+        torch.testing.assert_close(
+            figures(actual, name), figures(expected, name), equal_nan=True, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_prints_as_a_table(diagnosed):
+    _, result = diagnosed("x-y", "u_y")
+    assert str(result) == result.table()
+    assert repr(result).startswith("KernelDiagnosis(2 layers of 2 heads")
+
+
+def test_a_map_that_is_not_defined_says_so(diagnosed, tmp_path):
+    _, result = diagnosed("x-y", "u_y", inputs={"pixel_values": IMAGES["pixel_values"][:1]})  # content is nan
+    result.plot(tmp_path / "kernels.svg")
+    assert "not defined" in drawn_text(tmp_path / "kernels.svg")
+
+
+def drawn_text(path):
+    """Comments of an SVG file: matplotlib writes there what it draws as outlines."""
+    return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8")))
+
+
 def test_errors(tiny_model):
+    with pytest.raises(ValueError, match=r"`inputs` \(Tensor\) must hold keyword arguments.*'pixel_values'"):
+        diagnose_kernels(tiny_model("image"), IMAGES["pixel_values"])
     with pytest.raises(ValueError, match=r"`part` \('some'\)"):
         diagnose_kernels(tiny_model("image"), IMAGES, part="some")
     with pytest.raises(ValueError, match="no exact kernels"):

@@ -17,6 +17,7 @@ from modeling_itnet import (
 )
 from modeling_itnet import integration as integration_module
 from modeling_itnet.integration import ITNetAnchors
+from modeling_itnet.operator_inputs import operator_inputs
 from modeling_itnet.proposal import draw_from_measure
 
 HEADS = ["image-classification", "masked-lm", "sequence-classification"]
@@ -692,7 +693,7 @@ class TestSpectrum:
         block = torch.zeros(56, 56, dtype=torch.float64)
         for i in range(7):
             for j in range(7):
-                block[8 * i : 8 * i + 8, 8 * j : 8 * j + 8] = matrices[1, i, j, 0]
+                block[8 * i : 8 * i + 8, 8 * j : 8 * j + 8] = matrices[1, i, j, 0] / 7  # sqrt(omega_i omega_j)
         torch.testing.assert_close(spectrum.singular_values[1, 1, 0], torch.linalg.svdvals(block))
         best = torch.linalg.svd(block)
         low = best.U[:, :5] @ best.S[:5].diag() @ best.Vh[:5]
@@ -712,3 +713,35 @@ class TestSpectrum:
         plain = kernel_spectrum(model, inputs).singular_values
         assert (plain[..., 8:] < 1e-5 * plain[..., :1]).all()  # rank d_h: the same block everywhere
         assert (kernel_spectrum(model, inputs, centred=True).singular_values < 1e-5 * plain[..., :1]).all()
+
+    @pytest.mark.parametrize("centred", [False, True])
+    def test_padding_and_split_points_do_not_matter(self, tiny_model, tiny_inputs, centred):
+        """It is the spectrum of an operator between functions, whatever positions they are kept at."""
+        model, inputs = tiny_model("signal"), tiny_inputs("signal", batch=1)
+        inputs["measure"] = torch.rand(1, 7) + 0.1
+        expected = kernel_spectrum(model, inputs, centred=centred).singular_values[..., :56]
+        padded = {name: torch.cat([value, torch.ones_like(value[:, :3])], 1) for name, value in inputs.items()}
+        padded["attention_mask"] = torch.tensor([[1] * 7 + [0] * 3])
+        split = {name: torch.cat([value, value[:, 6:]], 1) for name, value in inputs.items()}
+        split["measure"][:, 6:] /= 2
+        for same in (padded, split):
+            actual = kernel_spectrum(model, same, centred=centred).singular_values
+            # float32 kernels, and singular values at the square root of that for blocks that cancel
+            torch.testing.assert_close(actual[..., :56], expected, rtol=1e-3, atol=1e-4 * float(expected.max()))
+            assert (actual[..., 56:] < 1e-4 * expected.max()).all()
+
+    def test_the_future_is_no_part_of_a_causal_operator(self, tiny_model, tiny_inputs):
+        model, inputs = tiny_model("signal", is_causal=True), tiny_inputs("signal", batch=1)
+        spectrum = kernel_spectrum(model, inputs)
+        (features, positions, _, frequencies), *_ = operator_inputs(model, inputs)
+        heads = features.unflatten(-1, (2, 8))
+        matrices = kernel_matrices(heads, heads, positions, positions, model.layers[0].operator.kernel(frequencies))
+        block = torch.zeros(56, 56, dtype=torch.float64)
+        for i in range(7):
+            for j in range(i + 1):
+                block[8 * i : 8 * i + 8, 8 * j : 8 * j + 8] = matrices[0, i, j, 1] / (i + 1)
+        torch.testing.assert_close(spectrum.singular_values[0, 0, 1], torch.linalg.svdvals(block))
+
+    def test_a_tensor_is_no_batch(self, tiny_model):
+        with pytest.raises(ValueError, match=r"`batch` \(Tensor\) must hold keyword arguments"):
+            kernel_spectrum(tiny_model("image"), torch.randn(1, 3, 16, 16))
