@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from .visualization import Part, kernel_norms, matplotlib_classes, picture_title
+from .visualization import Part, add_colorbar, kernel_norms, matplotlib_classes, picture_title
 
 
 def plot_text_kernel(
@@ -34,7 +34,7 @@ def plot_text_kernel(
     Args:
         model: a text model.
         inputs: forward arguments for one text: ``input_ids [1, n]``, and what goes with it.
-        tokens: what is written along the axes, n strings.
+        tokens: what is written along the axes, n strings; a tokenizer's marks of spaces and continuations are not.
         path: file to write; its ending chooses the format.
         layer, part: as in :func:`kernel_norms`.
     """
@@ -42,7 +42,7 @@ def plot_text_kernel(
     norms = kernel_norms(model, inputs, layer, part)  # [1, H, n, n]
     if len(norms) != 1 or norms.shape[-1] != len(tokens):
         raise ValueError(f"`inputs` hold {len(norms)} texts of {norms.shape[-1]} tokens, `tokens` {len(tokens)} names")
-    norms = norms[0].float().cpu()
+    norms, tokens = norms[0].float().cpu(), [readable_token(token) for token in tokens]
     side = max(2.2, 0.16 * len(tokens) + 0.8)
     figure = figure_class(figsize=(side * len(norms) + 0.8, side + 0.7), layout="constrained", dpi=150)
     axes = figure.subplots(1, len(norms), squeeze=False)[0]
@@ -51,7 +51,9 @@ def plot_text_kernel(
         axis.set_title(f"head {head + 1}", fontsize=9)
         axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
         axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=6)
-    figure.colorbar(heat, ax=axes, shrink=0.8).ax.tick_params(labelsize=8)
+        axis.set_xlabel("key j", fontsize=8)
+    axes[0].set_ylabel("query i", fontsize=8)
+    add_colorbar(figure, heat, axes, part, shrink=0.8)
     figure.suptitle(picture_title(model, layer, part, "query token i (row) and key token j"), fontsize=10)
     _save(figure, path)
 
@@ -91,10 +93,19 @@ def plot_cloud_kernel(
         heat = axis.scatter(*points.T.numpy(), c=values.numpy(), cmap="magma", s=6, **limits)
         axis.scatter(*points[query].unsqueeze(1).numpy(), s=80, facecolors="none", edgecolors="#00d0ff", linewidths=2)
         axis.set_title(f"point {query}", fontsize=9)
-        axis.set_axis_off()
-    figure.colorbar(heat, ax=axes, shrink=0.7).ax.tick_params(labelsize=8)
+        axis.set_box_aspect((points.amax(0) - points.amin(0)).clamp(min=1e-12).tolist())  # lengths as they are
+        for name, label in zip("xyz", (axis.set_xlabel, axis.set_ylabel, axis.set_zlabel), strict=True):
+            label(name, fontsize=8)
+        axis.tick_params(labelsize=6)
+    add_colorbar(figure, heat, axes, part, shrink=0.7)
     figure.suptitle(picture_title(model, layer, part, "query i (ringed) and every point j"), fontsize=10)
     _save(figure, path)
+
+
+def readable_token(token: str) -> str:
+    """A token as it reads: without the marks of byte-level (Ġ, Ċ), SentencePiece (▁) and WordPiece (##) tokenizers."""
+    text = token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "↵").removeprefix("##").strip()
+    return text or "␣"
 
 
 def _save(figure, path: str | Path) -> None:

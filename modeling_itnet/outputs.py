@@ -16,6 +16,7 @@
 from dataclasses import dataclass
 from functools import cache, wraps
 
+import torch
 from torch import Tensor
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -26,7 +27,9 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -92,6 +95,12 @@ def adds_proposal_loss(forward):
                 if getattr(self, "accepts_loss_kwargs", True):
                     share = batch_share(kwargs.get("labels"), kwargs.get("num_items_in_batch"))
                 output["loss"] = output["loss"] + self.config.proposal_loss_weight * share * proposal_loss
+            elif not torch.compiler.is_compiling():
+                logger.warning_once(
+                    "The proposals of Monte Carlo integration are trained by a loss of their own, which the model "
+                    "adds to its loss when it gets `labels`. A loss that is computed outside must add "
+                    "`config.proposal_loss_weight * output.proposal_loss`; ITNetTrainer does, with label smoothing"
+                )
             output = with_proposal_loss(type(output))(**output, proposal_loss=proposal_loss)
         return output if return_dict else output.to_tuple()
 

@@ -27,6 +27,7 @@ from .operator_inputs import find_operators, operator_inputs
 Part = Literal["full", "learned", "variation"]
 Query = tuple[int, int] | Literal["cls"]
 
+_NORMS = {"full": "‖K_ij‖", "learned": "‖K_ij − b2‖", "variation": "‖K_ij − mean_j K_ij‖"}
 # Elements of the matrices K_ij that are in memory at a time: 64 MB in float32.
 _CHUNK_ELEMENTS = 2**24
 
@@ -139,7 +140,7 @@ def plot_image_kernel(
             if query != "cls":
                 corner = (query[1], query[0])
                 axis.add_patch(rectangle_class(corner, 1, 1, fill=False, edgecolor="#00d0ff", linewidth=2))
-    figure.colorbar(heat, ax=axes[1], shrink=0.9).ax.tick_params(labelsize=8)
+    add_colorbar(figure, heat, axes[1], part, shrink=0.9)
     figure.suptitle(title or picture_title(model, layer, part, "query i (framed) and every patch j"), fontsize=10)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -174,9 +175,16 @@ def _displayed(image: Tensor) -> Tensor:
 
 def picture_title(model: nn.Module, layer: int, part: Part, pair: str) -> str:
     """What a picture shows, for which query and which keys."""
-    what = {"full": "‖K_ij‖", "learned": "‖K_ij − b2‖", "variation": "‖K_ij − mean_j K_ij‖"}[part]
     number = layer % model.config.num_hidden_layers + 1
-    return f"Layer {number} of {model.config.num_hidden_layers}: {what} for {pair}"
+    return f"Layer {number} of {model.config.num_hidden_layers}: {_NORMS[part]} for {pair}"
+
+
+def add_colorbar(figure, heat, axes, part: Part, shrink: float) -> None:
+    """A scale with plain numbers: matplotlib would write 4.01 as 0.01 and "+4" apart from it."""
+    bar = figure.colorbar(heat, ax=axes, shrink=shrink)
+    bar.formatter.set_useOffset(False)
+    bar.set_label(_NORMS[part], fontsize=9)
+    bar.ax.tick_params(labelsize=8)
 
 
 def matplotlib_classes() -> tuple[type, type]:

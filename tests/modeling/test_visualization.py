@@ -1,5 +1,6 @@
 """Kernel norms against one pair of positions at a time, and the picture that is made of them."""
 
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from itnet_kernels import kernel_matrices
 from modeling_itnet import ITNetModel, visualization
+from modeling_itnet.kernel_plots import plot_cloud_kernel, plot_text_kernel
 from modeling_itnet.visualization import kernel_norms, plot_image_kernel
 
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
@@ -151,3 +153,30 @@ def record(method, calls):
         return method(self, values, *args, **kwargs)
 
     return recording
+
+
+def drawn_text(path):
+    """Comments of an SVG file: matplotlib writes there what it draws as outlines."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+
+
+def test_scales_have_plain_numbers(tiny_config, tiny_inputs, tmp_path):
+    """Norms of kernels near the identity differ behind the comma: the scale must not be 0.002 with a "+2.8" apart."""
+    model = ITNetModel(tiny_config("text", kernel_init_scale=1e-4))
+    inputs = tiny_inputs("text", batch=1)
+    plot_text_kernel(model, inputs, ["a"] * 7, tmp_path / "text.svg", part="full")
+    assert not [text for text in drawn_text(tmp_path / "text.svg") if text.startswith(("+", "1e"))]
+
+
+def test_tokens_as_they_read(tiny_model, tiny_inputs, tmp_path):
+    tokens = ["[CLS]", "Ġthe", "##ing", "▁mat", "Ċ", "Ġ", "Ġis"]
+    plot_text_kernel(tiny_model("text"), tiny_inputs("text", batch=1), tokens, tmp_path / "text.svg")
+    text = drawn_text(tmp_path / "text.svg")
+    assert {"[CLS]", "the", "ing", "mat", "is", "query i", "key j"} <= set(text)
+    assert not [word for word in text if set(word) & set("Ġ▁#Ċ")]
+
+
+def test_clouds_have_axes(tiny_config, tmp_path):
+    model = ITNetModel(tiny_config("point_cloud", local_neighbors=0)).eval()
+    plot_cloud_kernel(model, {"points": torch.rand(1, 9, 3)}, tmp_path / "cloud.svg")
+    assert {"x", "y", "z", "point 0"} & set(drawn_text(tmp_path / "cloud.svg")) >= {"x", "y", "z"}
