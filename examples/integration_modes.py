@@ -8,6 +8,7 @@ number of anchors, and draws how the error of the Monte Carlo estimate falls wit
 
 import argparse
 import copy
+import sys
 from pathlib import Path
 
 import torch
@@ -105,6 +106,10 @@ def plot(counts: list[int], errors: list[float], path: Path) -> None:
 
 def main() -> None:
     args = parse_arguments()
+    if not (args.model / "config.json").exists():
+        sys.exit(
+            f"--model {args.model} holds no model: train one with `python examples/quickstart.py`, or name another"
+        )
     model = ITNetForImageClassification.from_pretrained(args.model).eval()
     files = {name: str(args.data_dir / f"{name}.parquet") for name in ("train", "test")}
     data = load_dataset("parquet", data_files=files)

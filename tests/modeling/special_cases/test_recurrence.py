@@ -105,6 +105,33 @@ def test_a_chaotic_recurrence_is_refused():
             from_module(module)(u)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    """Rounding errors of a recurrence that forgets do not pile up: a few units in the last place."""
+    torch.manual_seed(0)
+    module, u = nn.RNN(4, 8, batch_first=True), torch.randn(2, 50, 4)
+    with torch.no_grad():
+        actual = from_module(copy.deepcopy(module).to(dtype))(u.to(dtype))
+    assert actual.dtype == dtype
+    assert (actual - module(u)[0]).abs().max() < 20 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("module_class", [nn.RNN, nn.LSTM, nn.GRU])
+def test_second_derivatives(module_class):
+    """Slopes are constants for autograd, and the derivatives of all orders are still those of the module."""
+    torch.manual_seed(0)
+    module, u = module_class(2, 3, batch_first=True), torch.randn(1, 6, 2, requires_grad=True)
+
+    def second(call):
+        out = call(u)
+        out = out[0] if isinstance(out, tuple) else out
+        (first,) = torch.autograd.grad(out.square().sum(), u, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [u, *module.parameters()])
+
+    for actual, want in zip(second(from_module(module)), second(module), strict=True):
+        torch.testing.assert_close(actual, want, rtol=1e-10, atol=1e-12)
+
+
 def test_linear_recurrence(compare):
     rnn = nn.RNN(3, 4, batch_first=True)
     u, hidden = torch.randn(2, 20, 3), torch.zeros(2, 4)
