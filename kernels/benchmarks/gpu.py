@@ -32,7 +32,11 @@ LENGTHS = (196, 512, 1024)
 TOKENS = 16384  # per timed batch
 # Three times the rounding that a model of the kernel in PyTorch has at these widths.
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-5}
-CHECKS = [(1, False), (63, False), (64, True), (65, True), (130, False)]  # (length, causal)
+CHECKS = [  # (length, causal, head size, width)
+    *((n, is_causal, 64, 128) for n, is_causal in ((1, False), (63, False), (64, True), (65, True), (130, False))),
+    (65, True, 48, 96),
+    (65, False, 128, 64),
+]
 
 
 def to_device(inputs, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, KernelWeights]:
@@ -56,8 +60,8 @@ def gradients(inputs, measure: Tensor, is_causal: bool, backend: str) -> list[Te
 def check(device: str) -> list[dict]:
     """Relative errors of every dtype and length; exits if one is too large or a second run differs."""
     rows = []
-    for n, is_causal in CHECKS:
-        shape = Shape(batch=2, n=n, heads=2, head_dim=64, width=128)
+    for n, is_causal, head_dim, width in CHECKS:
+        shape = Shape(batch=2, n=n, heads=2, head_dim=head_dim, width=width)
         exact = to_device(make_inputs(shape), device, torch.float32)
         measure = torch.rand(2, n, device=device)
         measure[0, n // 2 + 1 :] = 0
@@ -69,7 +73,8 @@ def check(device: str) -> list[dict]:
                 float((a.float() - e).norm() / e.norm().clamp_min(1e-12)) for a, e in zip(first, expected, strict=True)
             ]
             repeats = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-            rows.append({"n": n, "causal": is_causal, "dtype": str(dtype), "errors": errors, "repeats": repeats})
+            row = {"n": n, "causal": is_causal, "head_dim": head_dim, "width": width, "dtype": str(dtype)}
+            rows.append(row | {"errors": errors, "repeats": repeats})
             if max(errors) > tolerance or not repeats:
                 sys.exit(f"wrong result, nothing is timed: {rows[-1]}, tolerance {tolerance}")
     return rows
@@ -102,9 +107,14 @@ def measure_shape(name: str, heads: int, n: int, rounds: int, device: str) -> di
     """One layer of model ``name`` in bfloat16."""
     shape = Shape(batch=max(1, TOKENS // n), n=n, heads=heads, head_dim=64, width=128)
     u, positions, weights = to_device(make_inputs(shape), device, torch.bfloat16)
+    measure = torch.full((shape.batch, n), 1 / n, device=device)  # models always give one
     query, key, value = (torch.randn_like(u.transpose(1, 2)).requires_grad_() for _ in range(3))
     sides = {
-        "itnet": (lambda: integral_transform(u, positions, weights, backend="triton"), [u, *weights[:4]], shape.flops),
+        "itnet": (
+            lambda: integral_transform(u, positions, weights, measure=measure, backend="triton"),
+            [u, *weights[:4]],
+            shape.flops,
+        ),
         "sdpa": (
             lambda: scaled_dot_product_attention(query, key, value),
             [query, key, value],

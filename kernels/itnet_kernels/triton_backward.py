@@ -79,7 +79,8 @@ def _bwd_keys(
 
 @autotune(BACKWARD)
 @triton.jit(
-    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"]
+    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"],
+    do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
 )
 def itnet_bwd_kernel(
     p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on

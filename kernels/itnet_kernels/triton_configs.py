@@ -65,7 +65,8 @@ FORWARD = TileFamily(
         TileConfig({"ROWS": 128, "BK": 32, "num_warps": 8, "num_stages": 2}, 4, _UP_TO_64),
         TileConfig({"ROWS": 128, "BK": 16, "num_warps": 8, "num_stages": 1}, 4, _128, ("hopper", "ampere")),
         TileConfig({"ROWS": 64, "BK": 32, "num_warps": 8, "num_stages": 1}, 4, _128, ("blackwell",)),
-        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}),
+        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 4, _UP_TO_64),
+        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 2),
     ),
     matrices=1,
 )
@@ -80,7 +81,7 @@ BACKWARD = TileFamily(
         TileConfig({"BK": 32, "num_warps": 8, "num_stages": 2}, 2, _UP_TO_64, ("blackwell",)),
         TileConfig({"BK": 64, "num_warps": 8, "num_stages": 1}, 2, _128, ("hopper", "blackwell", "ampere")),
         TileConfig({"BK": 64, "num_warps": 4, "num_stages": 1}, 2, (16, 32), ("ampere",)),
-        TileConfig({"BK": 32, "num_warps": 4, "num_stages": 2}, 2, _UP_TO_64, ("ampere",)),
+        TileConfig({"BK": 32, "num_warps": 4, "num_stages": 2}, 2, (64,), ("ampere",)),
         TileConfig({"BK": 32, "num_warps": 4, "num_stages": 1}, 4, (64, 128), ("hopper", "blackwell", "ampere")),
         TileConfig({"BK": 16, "num_warps": 2, "num_stages": 1}, 4, (32,), ("hopper", "blackwell", "ampere")),
         TileConfig({"BK": 32, "num_warps": 2, "num_stages": 1}, 4, (16,), ("hopper", "blackwell", "ampere")),
@@ -105,7 +106,7 @@ def backward_units(head_dim: int, itemsize: int, major: int | None) -> int:
         return 8
     kind = device_kind(major)
     if itemsize == 4:
-        return 1 if head_dim > 64 or (head_dim == 64 and kind == "blackwell") else 2
+        return 1 if head_dim > 64 else 2
     if head_dim > 64:
         return 2 if kind == "hopper" else 4
     return 4 if kind == "ampere" else 8

@@ -39,6 +39,11 @@ def test_keys_hold_a_size_class_and_no_lengths(family):
     assert tuner.keys == list(family.keys)
 
 
+def test_a_uniform_measure_has_no_kernel_of_its_own():
+    """Models always give a measure: what is timed without one must be what they run."""
+    assert "UNIFORM" not in itnet_fwd_kernel.arg_names + itnet_bwd_kernel.arg_names
+
+
 def test_size_classes():
     assert size_class(1) == size_class(2**24 - 1) == 0
     assert size_class(2**24) == size_class(2**28 - 1) == 1
