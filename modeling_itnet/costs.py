@@ -87,10 +87,10 @@ def peer_parameters(config: ITNetConfig) -> int:
         return ViTModel(ViTConfig(**size, **image, num_channels=config.num_channels)).num_parameters()
 
 
-def itnet_layer(config: ITNetConfig, mode: str) -> tuple[nn.Module, Callable[[int], tuple]]:
-    """A layer, and its arguments for a number of positions."""
+def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple[nn.Module, Callable[[int], tuple]]:
+    """A layer, and its arguments for a number of positions. What it costs is counted in the tiled backend."""
     config = copy.deepcopy(config)
-    config.integration_mode, config.backend = mode, "tiled"
+    config.integration_mode, config.backend = mode, backend
     layer = _filled(ITNetLayer(config, 1))
     frequencies = config.fourier_scale * torch.randn(config.num_fourier_features, config.position_dim)
 

@@ -35,7 +35,7 @@ def lora_config(model, r: int = 8, adapt_kernels: bool = True, **kwargs):
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ImportError('LoRA needs PEFT: pip install "itnet[train]"') from error
+        raise ImportError("LoRA needs PEFT: pip install peft") from error
 
     names = [name for name, _ in model.named_parameters()]
     kernels = [target for target in LORA_TARGET_PARAMETERS if any(name.endswith(target) for name in names)]

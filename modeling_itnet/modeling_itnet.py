@@ -188,7 +188,7 @@ def _hub():
     try:
         from modeling_itnet.hub import export
     except ImportError as error:
-        raise ImportError("Saving with code needs the package: pip install itnet") from error
+        raise ImportError("Saving with code needs the itnet package itself, not only its exported code") from error
     return export
 
 

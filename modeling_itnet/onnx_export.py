@@ -67,7 +67,7 @@ def export_onnx(
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError('Writing ONNX needs onnx and onnxscript: pip install "itnet[onnx]"') from error
+        raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
     program = torch.onnx.export(export_graph(model, inputs, dynamic_batch), dynamo=True, verbose=False)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     program.save(str(path))

@@ -23,32 +23,52 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "configuration" / "recipes"
 
 
+def find_clone() -> Path:
+    """The clone that holds recipes and scripts: the one around the working directory, or else around this file."""
+    folders = (Path.cwd(), *Path.cwd().parents, ROOT)
+    for folder in folders:
+        if (folder / "configuration" / "recipes").is_dir() and (folder / "examples").is_dir():
+            return folder
+    raise ValueError(
+        f"there is no clone of the repository around {Path.cwd()}; training needs one: recipes and scripts are in it, "
+        "not in a wheel"
+    )
+
+
 def find_recipe(name: str) -> Path:
     """A YAML file by its path, or by its name among the recipes of the repository."""
     path = Path(name)
     if path.is_file():
         return path
-    if (RECIPES / f"{name}.yaml").is_file():
-        return RECIPES / f"{name}.yaml"
-    if not RECIPES.is_dir():
-        raise ValueError(f"no such file: {name}; recipes by name need a clone of the repository, not a wheel")
-    raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names())}")
+    recipes = find_clone() / "configuration" / "recipes"
+    if (recipes / f"{name}.yaml").is_file():
+        return recipes / f"{name}.yaml"
+    raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names(recipes))}")
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+def recipe_names(folder: Path = RECIPES) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The options of a recipe and `script`, the run_*.py that takes them. `base` names a recipe that it builds on.
 
-    `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting.
+    `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting. ``above`` are
+    the recipes that build on this one.
     """
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.resolve() in above:
+        raise ValueError(f"{path} builds on itself by `base`")
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
     if not isinstance(recipe, dict):
         raise ValueError(f"{path} must hold a mapping of options")
     if "base" in recipe:
-        base = read_recipe(find_recipe(str(path.parent / f"{recipe.pop('base')}.yaml")))
+        base = path.parent / f"{recipe.pop('base')}.yaml"
+        if not base.is_file():
+            raise ValueError(f"the `base` of {path} must be a recipe beside it: there is no {base}")
+        base = read_recipe(base, (*above, path.resolve()))
         overrides = {**base.get("config_overrides", {}), **recipe.get("config_overrides", {})}
         recipe = {**base, **recipe, "config_overrides": overrides}
     if "script" not in recipe:

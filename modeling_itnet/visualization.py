@@ -100,7 +100,7 @@ def plot_image_kernel(
     The upper picture is the image with query patch i framed; the map below shows :func:`kernel_norms` of ``part``,
     averaged over the heads, at every patch j of the image's grid, on one scale for all queries. Pixel values are
     stretched to the full range of grey or colour. [CLS] is not on the map as a key; with several patch sizes, queries
-    and keys are those of the first grid. Needs matplotlib (``pip install "itnet[viz]"``).
+    and keys are those of the first grid. Needs matplotlib (``pip install matplotlib``).
 
     A classifier that reads [CLS] makes no use of what the last layer computes at the patches: there, look at the query
     "cls", or at an earlier layer.
@@ -193,7 +193,7 @@ def matplotlib_classes() -> tuple[type, type]:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError as error:
-        raise ImportError('Drawing kernels needs matplotlib: pip install "itnet[viz]"') from error
+        raise ImportError("Drawing kernels needs matplotlib: pip install matplotlib") from error
     return Figure, Rectangle
 
 

@@ -1,7 +1,7 @@
 """Whole models in every integration mode beside attention of the same depth, width and heads (d = 384, H = 6).
 
 The peers are Transformers' ViT (at 196 patches) and BERT, both with SDPA, and the models of the packages
-performer-pytorch, nystrom-attention and linear-attention-transformer: ``pip install "itnet[bench]"``. Depth does not
+performer-pytorch, nystrom-attention and linear-attention-transformer: ``pip install ".[bench]"``. Depth does not
 change a ratio, so there are only a few layers.
 
 python kernels/benchmarks/modes.py MODEL KIND N LAYERS prints by how many bytes a run raises the peak memory.

@@ -23,7 +23,7 @@ try:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 except ImportError as error:
-    raise ImportError('the inspection needs the triton package: pip install "itnet[triton]"') from error
+    raise ImportError("the inspection needs the triton package: pip install triton") from error
 
 from .triton_backward import itnet_bwd_kernel
 from .triton_configs import (

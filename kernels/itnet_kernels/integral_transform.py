@@ -104,7 +104,7 @@ def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
     """Why the Triton kernels cannot run on these tensors; None if they can."""
     head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
     if not _TRITON_INSTALLED:
-        return 'the triton package is not installed: pip install "itnet[triton]"'
+        return "the triton package is not installed: pip install triton"
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if u.device.type not in TRITON_DEVICES and not is_interpreted:
         return (

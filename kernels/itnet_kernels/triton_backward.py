@@ -13,7 +13,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise ImportError('the triton backend needs the triton package: pip install "itnet[triton]"') from error
+    raise ImportError("the triton backend needs the triton package: pip install triton") from error
 
 from .triton_configs import BACKWARD, autotune
 from .triton_gelu import gelu_gate, gelu_slope

@@ -21,7 +21,7 @@ from .triton_sizes import TRITON_HEAD_DIMS
 try:
     import triton
 except ImportError as error:
-    raise ImportError('the triton backend needs the triton package: pip install "itnet[triton]"') from error
+    raise ImportError("the triton backend needs the triton package: pip install triton") from error
 
 
 class TileConfig(NamedTuple):

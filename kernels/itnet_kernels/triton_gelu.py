@@ -17,7 +17,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise ImportError('the triton backend needs the triton package: pip install "itnet[triton]"') from error
+    raise ImportError("the triton backend needs the triton package: pip install triton") from error
 
 TANH_LINEAR = 1.59760287
 TANH_CUBIC = 0.28225639

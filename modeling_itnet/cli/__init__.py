@@ -11,14 +11,8 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The ``itnet`` command. ``itnet --help`` lists what it does; one file per group of sub-commands."""
+"""The sub-commands of ``itnet``, one file per group; ``itnet_command`` lists them and loads the one that is called."""
 
-from . import bench, checkpoints, info, kernels, train, verify
-from .app import app
+from itnet_command import app, main
 
-
-def main() -> None:
-    app()
-
-
-__all__ = ["app", "bench", "checkpoints", "info", "kernels", "main", "train", "verify"]
+__all__ = ["app", "main"]

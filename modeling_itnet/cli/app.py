@@ -11,51 +11,31 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The application that the sub-commands join, and what they share."""
+"""What the sub-commands share."""
 
 import json
 from pathlib import Path
 
 import typer
-from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
-from typer.core import TyperGroup
 
 from configuration_itnet import ITNetConfig
 
 from ..auto import AUTO_MODELS
 from ..modeling_itnet import ITNetPreTrainedModel
 
+#: The sub-commands that have been loaded. The application is `itnet_command.app`.
+commands = typer.Typer(callback=lambda: None)  # with a callback it stays a group, even of one
 
-class OneLineErrors(TyperGroup):
-    """A mistake of the user is one line on stderr and exit code 2, as for a wrong option; not a traceback."""
-
-    def invoke(self, ctx):
-        try:
-            return super().invoke(ctx)
-        except (ValueError, OSError, ImportError, StrictDataclassError) as error:
-            message = " ".join(str(error).split())
-            typer.echo(f"itnet: {message}", err=True)
-            raise typer.Exit(code=2) from None
-
-
-app = typer.Typer(
-    cls=OneLineErrors,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Tools around ITNet, the integral transform network. Start with: itnet create itnet-tiny my-model",
-)
-
-
-@app.callback()
-def callback() -> None:
-    logging.disable_progress_bar()
+logging.disable_progress_bar()
 
 
 def load_config(name: str, **overrides) -> ITNetConfig:
     """A preset by name, or the configuration of a checkpoint folder."""
     if not Path(name).is_dir():
         return ITNetConfig.from_preset(name, **overrides)
+    if not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is no checkpoint: it has no config.json")
     if overrides:
         raise ValueError(
             f"{', '.join(overrides)} cannot be changed: {name} is a checkpoint with its own configuration"
@@ -77,6 +57,16 @@ def load_model(folder: Path) -> ITNetPreTrainedModel:
     if not folder.is_dir():
         raise ValueError(f"no such checkpoint folder: {folder}")
     return model_class(load_config(str(folder))).from_pretrained(folder).eval()
+
+
+def check_new_folder(folder: Path, overwrite: bool = False) -> None:
+    """Refuses to write a checkpoint to a folder that holds files already, unless the user says so."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file, not a folder")
+    if overwrite or not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
+        return
+    held = "a checkpoint" if (folder / "config.json").exists() else "files"
+    raise ValueError(f"{folder} holds {held} already; choose another folder, delete it or add --overwrite")
 
 
 def print_json(values) -> None:

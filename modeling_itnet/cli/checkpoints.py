@@ -20,21 +20,27 @@ from typing import Annotated
 
 import typer
 
-from ..hub import create_checkpoint, export_to_hub_folder, preset_cards
-from .app import app, load_model, print_json
+from ..hub import create_checkpoint, export_to_hub_folder, preset_cards, task_classes
+from .app import check_new_folder, commands, load_model, print_json
 from .inputs import read_inputs, read_processors
 
+_OVERWRITE = typer.Option("--overwrite", help="Write into the folder although it holds files.")
 
-@app.command()
+
+@commands.command()
 def create(
     preset: Annotated[str, typer.Argument(help="itnet-tiny, -pc, -small, -base or -large.")],
-    folder: Annotated[Path, typer.Argument(help="Where to; must not hold a checkpoint yet.")],
+    folder: Annotated[Path, typer.Argument(help="Where to: a new or empty folder.")],
     modality: Annotated[
         str | None, typer.Option(help="image, text, multimodal, point_cloud, graph or signal.")
     ] = None,
     mode: Annotated[str | None, typer.Option(help="exact, monte_carlo, low_rank or auto.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="A head, such as image-classification; none: the bare model.")
+        str | None,
+        typer.Option(
+            help=f"A head: {', '.join(task_classes())}; the Hub's names, such as fill-mask, will do too. None: the "
+            "bare model."
+        ),
     ] = None,
     num_labels: Annotated[int | None, typer.Option(help="Classes of the head.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use: a folder or a Hub id.")] = None,
@@ -45,10 +51,10 @@ def create(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other argument of ITNetConfig, as name=value.")
     ] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
 ) -> None:
     """Make a new, untrained model: seeded weights, configuration, processor, tokenizer, card and code."""
-    if (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds a checkpoint already; choose another folder or delete it")
+    check_new_folder(folder, overwrite)
     overrides = {"integration_mode": mode, "num_labels": num_labels}
     overrides = {name: value for name, value in overrides.items() if value is not None} | _settings(settings or [])
     model = create_checkpoint(
@@ -61,19 +67,20 @@ def create(
         texts=texts or (),
         **overrides,
     )
-    typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters, random weights")
+    words = f", {model.config.vocab_size:,} tokens" if model.config.modality in ("text", "multimodal") else ""
+    typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters{words}, random weights")
 
 
-@app.command()
+@commands.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with a trained or new model.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write it, with code.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it, with code: a new or empty folder.")],
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file.")] = "50GB",
     push: Annotated[str | None, typer.Option(help="Hub repository to upload it to as well.")] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
 ) -> None:
     """Write a folder that loads with trust_remote_code=True where this package is not installed."""
-    if checkpoint.resolve() == folder.resolve():
-        raise ValueError(f"the export of {checkpoint} needs another folder than {folder}")
+    _check_target("export", checkpoint, folder, overwrite)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     export_to_hub_folder(model, folder, processors, max_shard_size=max_shard_size)
     typer.echo(f"{folder}: load it with trust_remote_code=True")
@@ -81,25 +88,31 @@ def export(
         typer.echo(model.push_to_hub(push, processor=processors))
 
 
-@app.command()
+@commands.command()
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with an exact model.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write the converted model.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the converted model: a new or empty folder.")],
     to: Annotated[str, typer.Option(help="low_rank, auto (both kinds of weights) or monte_carlo.")] = "low_rank",
-    rank: Annotated[int, typer.Option(help="Rank per head of the low-rank kernel.")] = 8,
-    num_samples: Annotated[int | None, typer.Option(help="Samples per query of Monte Carlo integration.")] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Rank per head of the low-rank kernel.")] = 8,
+    num_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per query of Monte Carlo integration.")
+    ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(help="Calibration data: image or text files, a folder of them, a parquet file, .npy or .npz."),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Inputs to calibrate on.")] = 64,
-    batch_size: Annotated[int, typer.Option(help="Inputs per batch.")] = 16,
-    steps: Annotated[int, typer.Option(help="Optimisation steps per layer, and for all layers together.")] = 300,
+    limit: Annotated[int, typer.Option(min=1, help="Inputs to calibrate on.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs per batch.")] = 16,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Optimisation steps per layer, and for all layers together.")
+    ] = 300,
     as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
 ) -> None:
     """Switch a trained exact model to low-rank or Monte Carlo integration."""
     if to not in ("low_rank", "auto", "monte_carlo"):
         raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto' or 'monte_carlo'")
+    _check_target("conversion", checkpoint, folder, overwrite)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     report = None
     if to == "monte_carlo":
@@ -121,7 +134,7 @@ def convert(
         typer.echo(str(report))
 
 
-@app.command()
+@commands.command()
 def cards(
     folder: Annotated[Path, typer.Argument(help="Where the cards of all presets are.")] = Path("model_cards"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a card is out of date.")] = False,
@@ -137,6 +150,13 @@ def cards(
             path.write_text(text, encoding="utf-8")
     if stale:
         raise ValueError(f"out of date: {', '.join(stale)}; run `itnet cards {folder}`")
+
+
+def _check_target(what: str, checkpoint: Path, folder: Path, overwrite: bool) -> None:
+    """A checkpoint is never written over itself, and over other files only if the user says so."""
+    if checkpoint.resolve() == folder.resolve():
+        raise ValueError(f"the {what} of {checkpoint} needs another folder than {folder}")
+    check_new_folder(folder, overwrite)
 
 
 def _settings(pairs: list[str]) -> dict:

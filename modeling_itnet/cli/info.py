@@ -23,10 +23,10 @@ from configuration_itnet import ITNetConfig, preset_names
 
 from ..costs import Cost, model_costs, peer_name, peer_parameters
 from ..parameters import ParameterTable, parameter_table
-from .app import app, load_config, model_class, print_json
+from .app import commands, load_config, model_class, print_json
 
 
-@app.command()
+@commands.command()
 def info(
     models: Annotated[
         list[str] | None, typer.Argument(help="Presets or checkpoint folders; all presets if none.")

@@ -25,7 +25,7 @@ from configuration_itnet import ITNetConfig
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 TEXT_SUFFIXES = (".txt", ".md")
-ARRAY_SUFFIXES = (".npy", ".xyz", ".csv")
+ARRAY_SUFFIXES = (".npy", ".xyz", ".csv", ".txt")
 
 
 def read_processors(checkpoint: Path) -> list:
@@ -50,7 +50,7 @@ def read_inputs(
 
     - Images: files, folders of files, or the column `image` of parquet files.
     - Texts: files with one text per line, or the column `text` of parquet files.
-    - Point clouds: `.npy`, `.xyz` or `.csv` files of `[n, 3]` each.
+    - Point clouds: `.npy`, `.xyz`, `.csv` or `.txt` files of `[n, 3]` each.
     - Any modality: `.npz` files, each one batch of named forward arguments.
     """
     if all(path.suffix == ".npz" for path in paths):
@@ -100,17 +100,25 @@ def _texts(path: Path) -> list[str]:
 def _clouds(path: Path) -> list[np.ndarray]:
     if path.is_dir():
         return [cloud for file in sorted(path.rglob("*")) if file.suffix in ARRAY_SUFFIXES for cloud in _clouds(file)]
+    if path.suffix not in ARRAY_SUFFIXES:
+        raise ValueError(
+            f"no point cloud can be read from {path}: it must be a file of {', '.join(ARRAY_SUFFIXES)} with rows of "
+            "x, y, z; save the points of a mesh as one of them"
+        )
     if path.suffix == ".npy":
         values = np.load(path, allow_pickle=False)
         return list(values) if values.ndim == 3 else [values]
-    return [np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)[:, :3]]
+    try:
+        return [np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)[:, :3]]
+    except ValueError as error:
+        raise ValueError(f"{path} must hold one point per line, as numbers: {error}") from error
 
 
 def _column(path: Path, name: str) -> list:
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise ImportError('Reading parquet files needs datasets: pip install "itnet[train]"') from error
+        raise ImportError("Reading parquet files needs datasets: pip install datasets") from error
     data = Dataset.from_parquet(str(path))
     if name not in data.column_names:
         raise ValueError(f"{path} has no column {name!r}, only {', '.join(data.column_names)}")

@@ -21,15 +21,15 @@ from transformers import PreTrainedTokenizerBase
 
 from ..kernel_plots import plot_cloud_kernel, plot_text_kernel
 from ..visualization import plot_image_kernel
-from .app import app, load_model
-from .inputs import read_inputs, read_processors
+from .app import commands, load_model
+from .inputs import TEXT_SUFFIXES, read_inputs, read_processors
 
 
-@app.command()
+@commands.command()
 def plot_kernel(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with a model that has exact kernels.")],
     source: Annotated[
-        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz).")
+        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .csv).")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
     layer: Annotated[int, typer.Option(help="Layer, from 0; negative counts from the last.")] = 0,
@@ -49,6 +49,8 @@ def plot_kernel(
     if modality == "text" and query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
     if modality == "text" and not Path(source).is_file():
+        if len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
+            raise ValueError(f"no such file: {source}")
         tokenizer = _tokenizer(checkpoint)
         inputs = dict(tokenizer(source, return_tensors="pt", truncation=True).convert_to_tensors("pt"))
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}

@@ -14,17 +14,19 @@
 """``itnet train``: a script of examples/ with the options of a recipe."""
 
 import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..recipes import ROOT, find_recipe, read_recipe
-from .app import app
+from ..recipes import find_clone, find_recipe, read_recipe
+from .app import commands
 
 
-@app.command()
+@commands.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="YAML file, or the name of one in configuration/recipes.")],
     override: Annotated[
@@ -33,11 +35,9 @@ def train(
     processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, by torchrun if above 1.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, do not run it.")] = False,
 ) -> None:
-    """Train the model of a recipe, for instance: itnet train cifar10-cpu -o seed=1 -o model_type=vit"""
+    """Train the model of a recipe, in a clone of the repository. For instance: itnet train modelnet10-cpu -o seed=1"""
     path = find_recipe(recipe)
-    script = ROOT / "examples" / f"{read_recipe(path)['script']}.py"
-    if not script.is_file():
-        raise ValueError(f"{script} does not exist: training needs a clone of the repository, not a wheel")
+    script = _script(path)
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
@@ -45,7 +45,32 @@ def train(
     if dry_run:
         typer.echo(shlex.join(command))
         return
-    raise typer.Exit(code=subprocess.run(command).returncode)
+    raise typer.Exit(code=_run(command))
+
+
+def _script(recipe: Path) -> Path:
+    """The file in examples/ that a recipe names."""
+    folder, name = find_clone() / "examples", read_recipe(recipe)["script"]
+    if not (folder / f"{name}.py").is_file():
+        scripts = ", ".join(sorted(path.stem for path in folder.glob("run_*.py")))
+        raise ValueError(f"{recipe} names the `script` {name!r}, which is not in {folder}; there are {scripts}")
+    return folder / f"{name}.py"
+
+
+def _run(command: list[str]) -> int:
+    """Exit code of a command. Ctrl-C ends it with one line: the process itself does not hear of it, only SIGTERM."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
+    try:
+        process = subprocess.Popen(command)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        typer.echo("itnet: interrupted", err=True)
+        return 130
 
 
 def _options(overrides: list[str]) -> list[str]:

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..special_cases.verify import theorem_table
-from .app import app, print_json
+from .app import commands, print_json
 
 
-@app.command()
+@commands.command()
 def verify(
     seed: Annotated[int, typer.Option(help="Of the random weights and signals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -14,13 +14,14 @@
 """Everything around sharing a checkpoint: folders with code, and model cards."""
 
 from .card import model_card, preset_cards
-from .create import create_checkpoint, make_tokenizer, task_classes
+from .create import create_checkpoint, find_task, make_tokenizer, task_classes
 from .export import auto_map, export_to_hub_folder, push_with_code, write_code
 
 __all__ = [
     "auto_map",
     "create_checkpoint",
     "export_to_hub_folder",
+    "find_task",
     "make_tokenizer",
     "model_card",
     "preset_cards",

@@ -27,7 +27,7 @@ from ..parameters import count_parameters
 
 _TEMPLATE = Path(__file__).with_name("card_template.md")
 # What the Hub calls the tasks; it has no name for what is missing here.
-_PIPELINE_TAGS = {
+PIPELINE_TAGS = {
     "ITNetForGraphClassification": "graph-ml",
     "ITNetForImageClassification": "image-classification",
     "ITNetForMaskedLM": "fill-mask",
@@ -83,7 +83,7 @@ def model_card(
     total = sum(components.values())
     modality = _MODALITIES[config.modality]
     bare_tag = "image-feature-extraction" if config.modality == "image" else "feature-extraction"
-    tag = bare_tag if model_class is ITNetModel else _PIPELINE_TAGS.get(model_class.__name__)
+    tag = bare_tag if model_class is ITNetModel else PIPELINE_TAGS.get(model_class.__name__)
     data = ModelCardData(
         model_name=name.split("/")[-1] if results else None,
         eval_results=list(results) or None,

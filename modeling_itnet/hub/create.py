@@ -20,15 +20,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from configuration_itnet import ITNetConfig
 
 from ..auto import AUTO_MODELS
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from ..processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
-from .card import model_card
+from .card import PIPELINE_TAGS, model_card
 from .export import export_to_hub_folder
 
 # [PAD] is number 0, as `ITNetConfig.pad_token_id` says.
@@ -43,6 +43,20 @@ def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
         for modality, cls in classes.items()
         if cls is not ITNetModel
     }
+
+
+def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
+    """Class and modality of a task, by a name of :func:`task_classes` or the Hub's name of it, such as fill-mask."""
+    tasks = task_classes()
+    if name in tasks:
+        return tasks[name]
+    bare = {"feature-extraction": None, "image-feature-extraction": "image"}
+    if name in bare:
+        return ITNetModel, bare[name]
+    for cls, modality in tasks.values():
+        if PIPELINE_TAGS.get(cls.__name__) == name:
+            return cls, modality
+    raise ValueError(f"unknown task {name!r}; available: {', '.join(tasks)}, and the Hub's names of these")
 
 
 def create_checkpoint(
@@ -62,7 +76,7 @@ def create_checkpoint(
     Args:
         preset: A name of `configuration_itnet.preset_names()`.
         folder: Where to.
-        task: Which head, a key of :func:`task_classes`; None is the bare model.
+        task: Which head, by a name that :func:`find_task` knows; None is the bare model.
         modality: What it reads; None is the task's, or else the preset's own.
         seed: Of the weights: the same seed gives the same file.
         tokenizer: A tokenizer to use, a folder or a Hub id.
@@ -73,10 +87,7 @@ def create_checkpoint(
     unknown = sorted(overrides.keys() - known)
     if unknown:
         raise ValueError(f"ITNetConfig has no argument {', '.join(unknown)}")
-    tasks = task_classes()
-    if task is not None and task not in tasks:
-        raise ValueError(f"unknown task {task!r}; available: {', '.join(tasks)}")
-    model_class, needed = (ITNetModel, modality) if task is None else tasks[task]
+    model_class, needed = (ITNetModel, modality) if task is None else find_task(task)
     modality = modality or needed
     if modality is not None:
         overrides["modality"] = modality
@@ -93,13 +104,15 @@ def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
     """The processor of a configuration, and the configuration with the vocabulary of its tokenizer."""
     words = None
     if config.modality in ("text", "multimodal"):
+        if tokenizer is not None and texts:
+            raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
         if tokenizer is not None:
-            words = AutoTokenizer.from_pretrained(tokenizer)
+            words = _load_tokenizer(tokenizer)
         else:
             words = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
         config.vocab_size, config.pad_token_id = len(words), words.pad_token_id
     elif tokenizer is not None or texts:
-        raise ValueError(f"a tokenizer does not go with `modality` ({config.modality!r}); only text has one")
+        raise ValueError(f"`modality` ({config.modality!r}) has no tokenizer; only 'text' and 'multimodal' have one")
     if config.modality == "text":
         return config, words
     if config.modality == "image":
@@ -113,19 +126,35 @@ def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
     return config, None
 
 
+def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """A tokenizer of a folder or of the Hub."""
+    if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
+        raise ValueError(f"`tokenizer` ({name!r}) is no folder here, and no Hub id such as org/name")
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(f"`tokenizer` ({name!r}) is no folder here with a tokenizer, nor one on the Hub") from error
+
+
 def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that knows every text: trained on files, or with one token per byte without any."""
+    """
+    A byte-level BPE tokenizer that knows every text: trained on files, or with one token per byte without any.
+
+    A word's token includes the space before it. So does the mask of a trained tokenizer, which stands for a word: "the
+    [MASK] of" gives the tokens that masking the middle of "the kernel of" gives in training. Pairs of texts get
+    `token_type_ids`.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
     if texts:
-        missing = [str(path) for path in texts if not Path(path).is_file()]
-        if missing:
-            raise ValueError(f"no such text file: {', '.join(missing)}")
+        _check_texts(texts)
+        special = [*SPECIAL_TOKENS[:-1], mask]
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+            vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
         backend.train([str(path) for path in texts], trainer)
     ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
@@ -133,7 +162,31 @@ def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_leng
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **names)
+    names["mask_token"] = mask
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    )
+
+
+def _check_texts(paths: Sequence[str | os.PathLike]) -> None:
+    """Refuses files that are missing or no text, and files that are all empty."""
+    missing = [str(path) for path in paths if not Path(path).is_file()]
+    if missing:
+        raise ValueError(f"no such text file: {', '.join(missing)}")
+    is_empty = True
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8") as lines:
+                is_empty = all(not line.strip() for line in lines) and is_empty
+                for _ in lines:  # the rest must be text too
+                    pass
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+    if is_empty:
+        raise ValueError(f"there is no text to train a tokenizer on in {', '.join(map(str, paths))}")
 
 
 def _task_name(cls: type) -> str:

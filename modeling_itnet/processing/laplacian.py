@@ -87,7 +87,7 @@ def _eigenvectors(edges: np.ndarray, count: int, size: int) -> np.ndarray:
         return np.linalg.eigh(np.eye(count) - adjacency)[1][:, 1 : size + 1]
     if eigsh is None:
         raise ImportError(
-            f'a graph component of {count} nodes needs the sparse solver of scipy: pip install "itnet[graphs]" '
+            f"a graph component of {count} nodes needs the sparse solver of scipy: pip install scipy "
             f"(up to {DENSE_MAX_NODES} nodes work without)"
         )
     adjacency = coo_array((values, (edges[0], edges[1])), shape=(count, count)).tocsr()

@@ -19,34 +19,9 @@ from typer.testing import CliRunner
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor, ITNetModel
 from modeling_itnet.cli import app
-from modeling_itnet.hub import make_tokenizer, task_classes
+from modeling_itnet.costs import itnet_layer
+from modeling_itnet.hub import find_task, make_tokenizer, task_classes
 from modeling_itnet.special_cases.verify import TheoremRow
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """run(*arguments): in a folder of its own; must succeed."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == 0, result.stderr
-        return result.stdout
-
-    return call
-
-
-@pytest.fixture
-def fail(tmp_path, monkeypatch):
-    """fail(*arguments): the one line that a mistake prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
-        return result.stderr.strip()
-
-    return call
 
 
 def picture(path, seed):
@@ -103,7 +78,7 @@ class TestCreate:
         assert "expected int, got str" in fail("create", "itnet-tiny", "b", "--set", "rank=two")
         assert "name=value" in fail("create", "itnet-tiny", "b", "--set", "rank")
         assert "`rank` (0) must be positive" in fail("create", "itnet-tiny", "b", "--set", "rank=0")
-        assert "only text has one" in fail("create", "itnet-tiny", "b", "--tokenizer", "a")
+        assert "`modality` ('image') has no tokenizer" in fail("create", "itnet-tiny", "b", "--tokenizer", "a")
         assert "no such text file: nowhere.txt" in fail(
             "create", "itnet-tiny", "b", "--modality", "text", "--text", "nowhere.txt"
         )
@@ -118,6 +93,44 @@ def test_tokenizer_learns_from_texts(tmp_path):
     assert plain.decode(plain(text)["input_ids"], skip_special_tokens=True) == text
 
 
+def test_tokenizer_masks_as_training_does(tmp_path):
+    """A mask in a text is the token that masking a word puts there, before and after saving."""
+    (tmp_path / "corpus.txt").write_text("the kernel of the integral\n" * 50, encoding="utf-8")
+    trained = make_tokenizer([tmp_path / "corpus.txt"], 300, 32)
+    trained.save_pretrained(tmp_path / "t")
+    for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path / "t")):
+        ids = tokenizer("the kernel of")["input_ids"]
+        assert len(ids) == 5  # [CLS] the kernel of [SEP]
+        assert tokenizer("the [MASK] of")["input_ids"] == [*ids[:2], tokenizer.mask_token_id, *ids[3:]]
+        pair = tokenizer("the kernel", "of the integral")
+        assert pair["token_type_ids"] == [0, 0, 0, 0, *([1] * (len(pair["input_ids"]) - 4))]
+    bytewise = make_tokenizer([], 300, 32)  # here a mask is one byte, and the space before it another
+    ids = bytewise("the x of")["input_ids"]
+    assert bytewise("the [MASK] of")["input_ids"] == [*ids[:5], bytewise.mask_token_id, *ids[6:]]
+
+
+@pytest.mark.parametrize(
+    "name, own",
+    [
+        ("fill-mask", "masked-lm"),
+        ("text-classification", "sequence-classification"),
+        ("graph-ml", "graph-classification"),
+        ("visual-question-answering", "visual-question-answering"),
+    ],
+)
+def test_the_hubs_names_of_tasks(name, own):
+    assert find_task(name) == task_classes()[own]
+
+
+def test_the_hubs_names_at_the_command_line(run):
+    run("create", "itnet-tiny", "m", "--task", "fill-mask", "--set", "num_hidden_layers=1")
+    assert type(AutoModelForMaskedLM.from_pretrained("m")).__name__ == "ITNetForMaskedLM"
+    run("create", "itnet-tiny", "f", "--task", "image-feature-extraction", "--set", "num_hidden_layers=1")
+    assert type(AutoModel.from_pretrained("f")) is ITNetModel
+    text = run("create", "--help")
+    assert all(name in text for name in ("masked-lm", "image-classification", "fill-mask"))
+
+
 def test_export(run, fail, tmp_path):
     model = ITNetForImageClassification(ITNetConfig.from_preset("itnet-tiny", num_labels=3)).eval()
     model.save_pretrained(tmp_path / "trained")
@@ -128,7 +141,7 @@ def test_export(run, fail, tmp_path):
     again = AutoModelForImageClassification.from_pretrained("out")
     torch.testing.assert_close(again(pixels).logits, model(pixels).logits, rtol=1e-4, atol=1e-5)
     assert "needs another folder" in fail("export", "trained", "trained")
-    assert "no such checkpoint folder: nowhere" in fail("export", "nowhere", "out")
+    assert "no such checkpoint folder: nowhere" in fail("export", "nowhere", "new")
 
 
 class TestConvert:
@@ -195,6 +208,36 @@ def test_bench(run, fail):
     assert all(0 < row["forward_ms"] < row["total_ms"] for row in report["results"])
     assert "`--mode` (magic)" in fail("bench", "--mode", "magic")
     assert "`--device` ('cuda')" in fail("bench", "--device", "cuda") or torch.cuda.is_available()
+
+
+def test_bench_takes_turns(run, monkeypatch):
+    """Every round measures every layer once; a slow moment meets all of them."""
+    calls = []
+
+    class Recorder(torch.nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, values):
+            calls.append(self.name)
+            return 2 * values
+
+    def layer(config, mode="attention", backend="tiled"):
+        return Recorder(f"{mode} {backend}"), lambda count: (torch.randn(1, count, 4, requires_grad=True),)
+
+    monkeypatch.setattr("modeling_itnet.cli.bench.itnet_layer", layer)
+    monkeypatch.setattr("modeling_itnet.cli.bench.attention_layer", layer)
+    run("bench", "-n", 8, "--rounds", 2, "--mode", "exact", "--mode", "low_rank", "--json")
+    assert calls == 3 * ["exact auto", "low_rank auto", "attention tiled"]  # one more round to warm up
+
+
+@pytest.mark.parametrize("backend", ["tiled", "auto"])
+def test_bench_times_the_backend_that_runs(backend):
+    """What is "auto" is Triton on a GPU; what a layer costs is counted in the tiled backend anywhere."""
+    config = ITNetConfig.from_preset("itnet-tiny")
+    assert itnet_layer(config, "exact", backend)[0].operator.backend == backend
+    assert itnet_layer(config, "exact")[0].operator.backend == "tiled"
 
 
 def test_another_models_checkpoint(fail, tmp_path):

@@ -8,7 +8,7 @@ import json
 import socket
 import sys
 
-BLOCKED = ("configuration_itnet", "itnet_kernels", "modeling_itnet", "triton", "scipy", "matplotlib")
+BLOCKED = ("configuration_itnet", "itnet_kernels", "modeling_itnet", "triton", "scipy", "sklearn", "matplotlib")
 
 
 class Without:

@@ -1,4 +1,4 @@
-"""FNO and GNO of the `neuraloperator` library (`pip install itnet[peers]`), on the batches of ITNet."""
+"""FNO and GNO of the `neuraloperator` library (`pip install neuraloperator`), on the batches of ITNet."""
 
 import torch
 from neuralop.layers import integral_transform
