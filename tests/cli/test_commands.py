@@ -237,8 +237,8 @@ def test_bench_takes_turns(run, monkeypatch):
 def test_bench_times_the_backend_that_runs(backend):
     """What is "auto" is Triton on a GPU; what a layer costs is counted in the tiled backend anywhere."""
     config = ITNetConfig.from_preset("itnet-tiny")
-    assert itnet_layer(config, "exact", backend)[0].operator.backend == backend
-    assert itnet_layer(config, "exact")[0].operator.backend == "tiled"
+    assert itnet_layer(config, "exact", backend)[0].operator.config.backend == backend
+    assert itnet_layer(config, "exact")[0].operator.config.backend == "tiled"
 
 
 def test_another_models_checkpoint(fail, tmp_path):

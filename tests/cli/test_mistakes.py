@@ -166,7 +166,8 @@ class TestTrain:
         done = subprocess.run([sys.executable, "-c", MAIN, *words], capture_output=True, text=True)
         lines = [line for line in done.stderr.splitlines() if "Warning" not in line]
         assert done.returncode == 2
-        assert lines[-1].startswith("run_image_classification.py: error: no such option: --sed") and "--seed" in lines[-1]
+        assert lines[-1].startswith("run_image_classification.py: error: no such option: --sed")
+        assert "--seed" in lines[-1]
         assert "Traceback" not in done.stderr
 
     def test_interruption_is_one_line(self, clone, tmp_path):
