@@ -17,7 +17,11 @@ The sum over pairs is one opaque operator, which no other runtime knows. Here it
 holds one hidden unit of every pair at once, n^2 H w numbers per sample. Low-rank models need no such thing.
 """
 
+import logging
+import re
+import warnings
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -62,16 +66,58 @@ def export_onnx(
 ) -> Path:
     """Writes an ONNX file; arguments as in :func:`export_graph`. Needs onnx and onnxscript.
 
-    The inputs keep their names, and the outputs are those of the model in their order.
+    Inputs and outputs have the names that they have in the model, such as ``pixel_values`` and ``logits``; the axis of
+    samples is called ``batch`` if it is dynamic.
     """
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
-    program = torch.onnx.export(export_graph(model, inputs, dynamic_batch), dynamo=True, verbose=False)
+    with _quiet():
+        graph = export_graph(model, inputs, dynamic_batch)
+        program = torch.onnx.export(graph, dynamo=True, verbose=False, output_names=_output_names(graph))
+    _name_batch_axis(program.model.graph)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     program.save(str(path))
     return Path(path)
+
+
+def _output_names(graph: ExportedProgram) -> list[str]:
+    """The fields of the model's output, in its order; those that hold several tensors are numbered."""
+    outputs = graph.call_spec.out_spec
+    names = []
+    for name, part in zip(outputs.context, outputs.children(), strict=True):
+        names += [name] if part.is_leaf() else [f"{name}.{index}" for index in range(part.num_leaves)]
+    return names
+
+
+def _name_batch_axis(graph) -> None:
+    """Calls the dynamic axis, a symbol such as ``s99``, ``batch`` in all shapes of an ONNX graph."""
+    sizes = [str(value.shape[0]) for value in graph.inputs if value.shape is not None and value.shape.rank()]
+    symbols = "|".join({size for size in sizes if not size.isdigit()})
+    if not symbols:
+        return
+    for value in [*graph.inputs, *(value for node in graph for value in node.outputs)]:
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = re.sub(rf"\b({symbols})\b", "batch", size.value)
+
+
+@contextmanager
+def _quiet():
+    """Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 __all__ = ["export_graph", "export_onnx"]

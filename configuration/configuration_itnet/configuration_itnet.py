@@ -383,6 +383,12 @@ class ITNetConfig(PreTrainedConfig):
         given = {name: kwargs.pop(name) for name in own & kwargs.keys()}
         strange = {name for name in config_dict if name not in _own_fields(cls) and not _is_common(name)}
         known = {name: value for name, value in config_dict.items() if name not in strange}
+        if "custom_pipelines" in known:
+            from transformers.pipelines import PIPELINE_REGISTRY  # late: it imports the world
+
+            # Pipelines that the package has registered need no code from the folder.
+            registered = PIPELINE_REGISTRY.get_supported_tasks()
+            known["custom_pipelines"] = {t: i for t, i in known["custom_pipelines"].items() if t not in registered}
         result = super().from_dict({**known, **given}, **kwargs)
         for name in sorted(strange):
             logger.warning_once(f"`{name}` of the configuration is unknown to {cls.__name__}, and has no effect.")
@@ -408,9 +414,9 @@ class ITNetConfig(PreTrainedConfig):
         return values
 
     @property
-    def num_labels(self) -> int:
+    def num_labels(self) -> int | None:
         """Number of labels: the length of `id2label`."""
-        return super().num_labels
+        return None if self.id2label is None else len(self.id2label)
 
     @num_labels.setter
     def num_labels(self, count: int) -> None:

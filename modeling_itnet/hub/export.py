@@ -23,7 +23,9 @@ from huggingface_hub import create_repo
 from configuration_itnet import ITNetConfig
 
 from ..auto import AUTO_MODELS, AUTO_PROCESSORS, model_classes
+from ..heads_multimodal import ITNetForVisualQuestionAnswering
 from ..modeling_itnet import ITNetPreTrainedModel
+from ..pipelines import TASK, ITNetVisualQuestionAnsweringPipeline
 from .card import model_card
 from .flatten import flat_reference, write_flat_sources
 
@@ -32,7 +34,16 @@ _CLASSES = (
     ITNetConfig,
     *(cls for classes in AUTO_MODELS.values() for cls in classes.values()),
     *(cls for classes in AUTO_PROCESSORS.values() for cls in classes),
+    ITNetVisualQuestionAnsweringPipeline,
 )
+# Transformers has no task for these models: the folder brings its own, for `pipeline(..., trust_remote_code=True)`.
+_CUSTOM_PIPELINES = {
+    TASK: {
+        "impl": flat_reference(ITNetVisualQuestionAnsweringPipeline),
+        "pt": ["AutoModelForVisualQuestionAnswering"],
+        "type": "multimodal",
+    }
+}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -60,14 +71,20 @@ def export_to_hub_folder(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config, before = model.config, getattr(model.config, "auto_map", None)
-    config.auto_map = auto_map(config)
+    config = model.config
+    entries = {"auto_map": auto_map(config)}
+    if isinstance(model, ITNetForVisualQuestionAnswering):
+        entries["custom_pipelines"] = _CUSTOM_PIPELINES
+    before = {name: getattr(config, name) for name in entries if hasattr(config, name)}
     try:
+        for name, value in entries.items():
+            setattr(config, name, value)
         model.save_pretrained(folder, is_main_process, *args, with_code=False, **kwargs)
     finally:
-        config.auto_map = before
-        if before is None:
-            del config.auto_map
+        for name in entries:
+            delattr(config, name)
+        for name, value in before.items():
+            setattr(config, name, value)
     if not is_main_process:
         return folder
     for part in processor if isinstance(processor, (list, tuple)) else [processor]:

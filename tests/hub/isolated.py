@@ -65,6 +65,9 @@ for name, case in cases.items():
     for processor_class in case.get("processors", []):
         loaded = getattr(transformers, processor_class).from_pretrained(case["folder"], trust_remote_code=True)
         report[name].setdefault("processors", {})[processor_class] = type(loaded).__name__
+    if "pipeline" in case:
+        pipe = transformers.pipeline(case["pipeline"], case["folder"], trust_remote_code=True)
+        report[name]["answers"] = pipe(case["image"], case["question"])
 # All folders brought their own copy of the code, and operators of their own: the last must not replace the first's.
 for name, case in cases.items():
     with torch.no_grad():

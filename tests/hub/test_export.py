@@ -1,11 +1,12 @@
 """torch.export with a batch of any size, graphs of plain operations, ONNX, and torch.compile of every head."""
 
+import logging
 import sys
 
 import pytest
 import torch
 
-from modeling_itnet.onnx_export import export_graph, export_onnx
+from modeling_itnet.onnx_export import _output_names, export_graph, export_onnx
 
 MODES = {"exact": {"integration_mode": "exact"}, "low_rank": {"integration_mode": "low_rank", "rank": 3}}
 
@@ -49,16 +50,28 @@ def test_graph_of_plain_operations(name, overrides, make_model, make_inputs, pre
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_onnx(mode, tmp_path, make_model, make_inputs):
+def test_onnx(mode, tmp_path, make_model, make_inputs, capfd, caplog, recwarn):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     model, name = make_model("image-classification", **MODES[mode]), "image-classification"
     path = export_onnx(model, make_inputs(name), tmp_path / "model.onnx")
+    assert capfd.readouterr() == ("", "") and not recwarn.list
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     other = make_inputs(name, batch=5, seed=9)
     session = runtime.InferenceSession(path)
+    shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
+    assert shapes == {"pixel_values": ["batch", 3, 16, 16], "logits": ["batch", 3]}
     (logits,) = session.run(None, {"pixel_values": other["pixel_values"].numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(logits), model(**other).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_output_names(make_model, make_inputs):
+    """All that a model returns by itself, in its order; several tensors in one field are numbered."""
+    graph = export_graph(make_model("question-answering", num_hidden_layers=1), make_inputs("question-answering"))
+    assert _output_names(graph) == ["start_logits", "end_logits"]
+    graph = export_graph(make_model("image", num_hidden_layers=1, output_hidden_states=True), make_inputs("image"))
+    assert _output_names(graph) == ["last_hidden_state", "pooler_output", "hidden_states.0", "hidden_states.1"]
 
 
 def test_missing_onnx_names_the_extra(tmp_path, make_model, make_inputs, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,6 +27,7 @@ from modeling_itnet.hub import flatten
 from modeling_itnet.hub.export import _CLASSES
 
 MONTE_CARLO = ("image", "token-classification")
+VQA = "visual-question-answering"
 ISOLATED = Path(__file__).with_name("isolated.py")
 
 
@@ -82,6 +84,9 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
             "processors": list(expected_processors[name]),
         }
     requests["image"]["resave"] = str(tmp_path / "again")
+    image, question = tmp_path / "image.png", "what colour is it"
+    Image.effect_noise((16, 16), 90).convert("RGB").save(image)
+    requests[VQA] |= {"pipeline": "itnet-visual-question-answering", "image": str(image), "question": question}
     # A repository that was downloaded earlier: the Hub's cache, as it lies on the disk.
     repository, commit = tmp_path / "hub" / "models--someone--itnet", "0123456789" * 4
     shutil.copytree(tmp_path / "masked-lm", repository / "snapshots" / commit)
@@ -111,6 +116,12 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
         assert found["equal at the end"], name
         assert found.get("processors", {}) == expected_processors[name]
     assert all(report["image"]["equal again"].values())
+    inputs = processors(make_model(VQA).config)[0](Image.open(image), question, return_tensors="pt")
+    with torch.no_grad():
+        scores = make_model(VQA)(**inputs).logits[0].sigmoid().sort(descending=True)
+    answers = report[VQA]["answers"]
+    assert [row["answer"] for row in answers] == [f"LABEL_{index}" for index in scores.indices.tolist()]
+    assert [row["score"] for row in answers] == pytest.approx(scores.values.tolist(), rel=1e-4)
 
 
 def test_folder_holds_no_pickle_and_names_every_head(tmp_path, make_model, processors):
