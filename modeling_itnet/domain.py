@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from itnet_kernels.validation import may_look_at
+
 
 @dataclass
 class Signal:
@@ -114,5 +116,5 @@ def input_dtype(layer: nn.Module) -> torch.dtype:
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Whether a check may look at values: not while tracing, and not where it would wait for a device."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether a check may look at values: not while tracing, under vmap, or where it would wait for a device."""
+    return may_look_at(tensor)

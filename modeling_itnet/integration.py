@@ -23,8 +23,9 @@ from torch import Tensor
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import cluster_measure, kmeans_anchors
+from itnet_kernels import cluster_measure, kmeans_anchors, prefix_sum
 from itnet_kernels.positions import position_dtype
+from itnet_kernels.transforms import is_batched, is_transformed
 
 logger = logging.get_logger(__name__)
 
@@ -100,11 +101,12 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool = Tru
     longest = integration_mode(config, length)
     if not is_padded or longest == integration_mode(config, 0):
         return [Group(longest)]
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_batched(measure):
         raise ValueError(
             f"`integration_mode` ('auto') chooses for every sample by its number of real positions, which a compiled "
-            f"or exported graph cannot look at: {length} positions with padding are above `exact_max_positions` "
-            f"({config.exact_max_positions}). Name a mode: `config.integration_mode = 'exact'` or {longest!r}"
+            f"or exported graph and vmap cannot look at: {length} positions with padding are above "
+            f"`exact_max_positions` ({config.exact_max_positions}). Name a mode: "
+            f"`config.integration_mode = 'exact'` or {longest!r}"
         )
     is_long = (measure > 0).sum(1) > config.exact_max_positions
     samples = [chosen.nonzero().flatten() for chosen in (~is_long, is_long)]
@@ -140,8 +142,9 @@ class ITNetAnchors:
         return Anchors(indices, cluster_measure(measure, clusters, count))
 
     def _find(self, positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        shared = not torch.compiler.is_compiling() and positions.dim() == 2 and bool((measure == measure[:1]).all())
-        if not shared:
+        # What a transform of torch.func wraps has no values to look at, or must not be kept beyond it.
+        may_keep = positions.dim() == 2 and not torch.compiler.is_compiling() and not is_transformed()
+        if not (may_keep and bool((measure == measure[:1]).all())):
             return kmeans_anchors(positions, measure, count)
         domain, kept = (positions, measure[:1], count), self._kept
         if kept is not None and _same(domain, kept[0]):
@@ -183,7 +186,7 @@ def causal_anchors(measure: Tensor, count: int) -> Anchors:
     order = real.int().argsort(dim=1, descending=True, stable=True)  # the real keys, then padding
     middle = (start + (stop - start - 1).clamp(min=0) // 2).clamp(max=measure.shape[1] - 1)
     indices = order.gather(1, middle.flatten(1)).view(middle.shape)
-    cumulated = measure.gather(1, order).to(position_dtype(measure.device)).cumsum(1)
+    cumulated = prefix_sum(measure.gather(1, order).to(position_dtype(measure.device)))
     cumulated = torch.nn.functional.pad(cumulated, (1, 0))  # of the first 0, 1, ... real keys
     mass = [cumulated.gather(1, bound.flatten(1)).view(bound.shape) for bound in (start, stop, seen)]
     total = mass[2].where(mass[2] > 0, 1)

@@ -15,7 +15,8 @@
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from itnet_kernels.transforms import recomputed
 
 # Pairs of a query and a position whose weights are in memory at a time: 16 MB in float32.
 _CHUNK_PAIRS = 2**22
@@ -48,10 +49,7 @@ def shepard_interpolation(
     if len(pieces) == 1:
         return _interpolate(features, positions, measure, pieces[0], rows[0])
     return torch.cat(
-        [
-            checkpoint(_interpolate, features, positions, measure, *piece, use_reentrant=False)
-            for piece in zip(pieces, rows, strict=True)
-        ],
+        [recomputed(_interpolate, features, positions, measure, *piece) for piece in zip(pieces, rows, strict=True)],
         dim=1,
     )
 

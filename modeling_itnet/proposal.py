@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import KernelWeights, fourier_features, integrand_norms
+from itnet_kernels import KernelWeights, fourier_features, integrand_norms, prefix_sum
 
 # Elements of one [B, queries, n] tile of probabilities: 16 MB in float32.
 _TILE_ELEMENTS = 2**22
@@ -125,7 +125,7 @@ class ITNetProposal(nn.Module):
 @torch.no_grad()
 def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> tuple[Tensor, Tensor]:
     """``count`` keys for every query from the measure of those it sees: indices, probabilities [B, n, count]."""
-    cumulated = measure.float().cumsum(1)  # [B, n]
+    cumulated = prefix_sum(measure.float())  # [B, n]
     mass = cumulated if is_causal else cumulated[:, -1:].expand_as(cumulated)
     indices = _invert(cumulated, mass, count)
     drawn = measure.float().gather(1, indices.flatten(1)).view(indices.shape)
@@ -135,7 +135,7 @@ def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> tuple[Ten
 
 def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """``count`` draws with replacement from every row: pmf [B, t, n] -> indices, probabilities [B, t, count]."""
-    cumulated = pmf.detach().cumsum(-1)
+    cumulated = prefix_sum(pmf.detach(), dim=-1)
     indices = _invert(cumulated, cumulated[..., -1:], count).squeeze(-2)
     return indices, pmf.detach().gather(-1, indices)
 

@@ -92,6 +92,8 @@ def find_lattice(
     for coordinate in points.T:
         values = torch.unique(coordinate)  # sorted
         extent = values[-1] - values[0]
+        if not extent.isfinite():
+            return None
         if extent == 0:  # all points share this coordinate
             steps.append(values.new_ones(()))
             sizes.append(1)

@@ -25,7 +25,7 @@ def is_batched(tensor: Tensor) -> bool:
     return False
 
 
-def recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+def recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
     """``function(*arguments)``, evaluated again in the backward instead of keeping what is inside.
 
     Transforms of torch.func and forward mode cannot do that: under them everything is kept.

@@ -21,8 +21,8 @@ def test_image_classifier(backend):
         num_fourier_features=4,
         num_labels=3,
     )
-    model = ITNetForImageClassification(config).eval()
-    pixels = torch.randn(2, 3, 32, 32)
+    model = ITNetForImageClassification(config).double().eval()
+    pixels = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = model(pixel_values=pixels).logits
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend)

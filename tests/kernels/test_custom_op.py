@@ -41,7 +41,7 @@ def loss_and_gradients(function, problem) -> tuple[torch.Tensor, list[torch.Tens
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["full", "causal-queries", "three-layers"])
 def test_compiles_to_one_graph(problem, name, backend):
-    problem_ = problem(**VARIANTS[name]).to(torch.float32)
+    problem_ = problem(**VARIANTS[name])
     torch._dynamo.reset()
     compiled = torch.compile(integral_transform, fullgraph=True, backend=backend)
 
@@ -59,13 +59,13 @@ def test_compiles_for_any_length(problem):
     torch._dynamo.reset()
     compiled = torch.compile(integral_transform, fullgraph=True, backend="eager", dynamic=True)
     for n in (5, 8, 11):
-        problem_ = problem(n=n).to(torch.float32)
+        problem_ = problem(n=n)
         arguments = (problem_.u, problem_.positions, problem_.weights)
         torch.testing.assert_close(compiled(*arguments), integral_transform(*arguments))
 
 
 def test_exports(problem):
-    problem_ = problem(n=6).to(torch.float32)
+    problem_ = problem(n=6)
 
     class Operator(torch.nn.Module):
         def forward(self, u, positions, w1, b1, w2, b2):

@@ -92,6 +92,7 @@ UNUSUAL = {
     "rounded in bfloat16": (column((STEPS / 49).bfloat16()), None),
     "rounded in float16": (column((STEPS / 196).half()), None),
     "tiny": (column(1e-20 * STEPS), (95,)),
+    "almost constant": (column(1 + EPS * (STEPS % 3)), (5,)),
 }
 
 

@@ -75,6 +75,66 @@ def test_forward_mode_is_the_difference_quotient(tiny_config, features, extra):
     close((jacfwd(run)(positions) * direction).sum((-2, -1)), expected, 100 * NOISE)
 
 
+MODES = {
+    "exact": {},
+    "low rank": {"integration_mode": "low_rank"},
+    "anchors": {"integration_mode": "monte_carlo", "num_samples": 4},
+    "causal anchors": {"integration_mode": "monte_carlo", "num_samples": 4, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("extra", MODES.values(), ids=MODES)
+def test_vmap(tiny_config, features, extra):
+    """Over every input of a model, in every mode of evaluation."""
+    model = ITNetModel(tiny_config("signal", **extra)).double().eval()
+    inputs = {"inputs_embeds": features, "positions": mesh(9, 0), "measure": torch.linspace(0.5, 1, 18).view(2, 9)}
+    run = torch.no_grad()(lambda **kwargs: model(**kwargs).last_hidden_state)
+    for name, value in inputs.items():
+        many = torch.stack([value, value * torch.linspace(1, 0.5, value.shape[-1])])
+        together = vmap(lambda one, name=name: run(**inputs | {name: one}))(many)
+        torch.testing.assert_close(together, torch.stack([run(**inputs | {name: one}) for one in many]))
+
+
+def test_auto_under_vmap_wants_a_mode(tiny_config, features):
+    model = ITNetModel(tiny_config("signal", integration_mode="auto", exact_max_positions=4)).double().eval()
+
+    positions = mesh(9, 0)
+
+    def run(measure):
+        return model(inputs_embeds=features, positions=positions, measure=measure).last_hidden_state
+
+    with pytest.raises(ValueError, match=r"vmap cannot look at.*Name a mode"):
+        vmap(run)(torch.ones(3, 2, 9))
+
+
+def test_anchors_outlive_no_transform(tiny_config, features):
+    """Anchors of a shared domain are kept for the next call, but not those that a transform has wrapped."""
+    model = ITNetModel(tiny_config("signal", **MODES["anchors"])).double().eval()
+
+    def run(positions):
+        return model(inputs_embeds=features, positions=positions).last_hidden_state
+
+    positions = mesh(9, 0)
+    primal, _ = jvp(run, (positions,), (torch.ones_like(positions),))
+    assert model.anchors._kept is None
+    torch.testing.assert_close(run(positions), primal)
+
+
+def test_interpolation_in_pieces(tiny_config, monkeypatch):
+    """Long lists of queries are interpolated piece by piece, which forward mode must pass through as well."""
+    model = ITNetForSignalRegression(tiny_config("signal", signal_feature_size=1, num_labels=1)).double().eval()
+    values = torch.randn(1, 9, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    queries = mesh(5, 1) + 1 / 32
+
+    def run(queries):
+        return model(signal_values=values, positions=mesh(9, 0), query_positions=queries).predictions
+
+    expected = jvp(run, (queries,), (torch.ones_like(queries),))
+    monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 18)  # two queries at a time
+    actual = jvp(run, (queries,), (torch.ones_like(queries),))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_differential_equation(tiny_config):
     """Residual u_x + Laplacian(u) away from the sensors, where interpolation between them is smooth: forward mode,
     forward over reverse, finite differences, and a training step on it."""
