@@ -87,10 +87,10 @@ def test_backward_costs_at_most_three_and_a_half_forwards():
         assert row["backward_gflop"] <= 3.5 * row["forward_gflop"]
 
 
-def test_optional_features_compile():
-    (config, *_) = shipped_configs("backward")
-    report = inspect_kernel("backward", config, needs_measure=True, has_bias=False)
-    assert report.faults() == []
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_without_bias(kernel):
+    (config, *_) = shipped_configs(kernel)
+    assert inspect_kernel(kernel, config, needs_measure=True, has_bias=False).faults() == []
 
 
 def test_faults_are_found():
