@@ -15,11 +15,7 @@ try:
 finally:
     sys.path.remove(str(FOLDER))
 
-CASES = {
-    name: 4 * family.share
-    for name, family in FAMILIES.items()
-    if name not in ("triton", "derivatives", "layer", "invariance")
-}
+CASES = {name: 4 * family.share for name, family in FAMILIES.items() if name != "triton"}
 
 
 @pytest.fixture(scope="module", autouse=True)

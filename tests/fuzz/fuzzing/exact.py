@@ -84,21 +84,33 @@ def scaled_columns(problem: dict, units: dict[str, float]) -> Tensor:
 
 
 def derivatives(draw: Draw, outcome: Outcome) -> None:
-    """Forward-mode derivatives in a random direction of some or all arguments."""
-    problem = draw_problem(draw, most=6, dtype=torch.float64 if draw.chance("double", 0.6) else torch.float32)
+    """Forward-mode derivatives in a random direction of some or all arguments, and derivatives of those."""
+    dtype = torch.float64 if draw.chance("double", 0.6) else torch.float32
+    # All second derivatives of a single point by its displacement from itself cancel: nothing to compare with.
+    problem = draw_problem(draw, most=6, dtype=dtype, least=2)
     names = [name for name in tensors(problem) if draw.random.random() < 0.5] or ["u"]
     draw.choices["along"] = names
     direction = {name: draw.normal(*problem[name].shape).to(problem[name].dtype) for name in names}
     backend = draw.choice("backend", ("tiled", "tiled", "reference"))
     inputs, is_causal = problem["inputs"], problem["is_causal"]
 
-    def along(function, p: dict) -> dict[str, Tensor]:
-        def of(chosen):
-            return function(p | chosen)
+    kind = draw.choice("kind", ("tangent", "tangent", "second tangent", "gradient of tangent"))
 
+    def along(function, p: dict) -> dict[str, Tensor]:
         chosen = {name: p[name] for name in names}
-        out, tangent = torch.func.jvp(of, (chosen,), ({name: direction[name].to(p[name]) for name in names},))
-        return {"out": out, "tangent": tangent}
+        step = {name: direction[name].to(p[name]) for name in names}
+
+        def tangent(point):
+            return torch.func.jvp(lambda inner: function(p | inner), (point,), (step,))
+
+        out, first = tangent(chosen)
+        result = {"out": out, "tangent": first}
+        if kind == "second tangent":
+            result[kind] = torch.func.jvp(lambda point: tangent(point)[1], (chosen,), (step,))[1]
+        elif kind == "gradient of tangent":
+            for name, value in torch.func.grad(lambda point: tangent(point)[1].sum())(chosen).items():
+                result[f"gradient of tangent in {name}"] = value
+        return result
 
     wanted = allowed(
         lambda r: along(lambda p: oracle.transform(p, inputs, is_causal, r), precise(problem)),

@@ -61,10 +61,12 @@ def _points(draw: Draw, count: int, dim: int) -> Tensor:
     return draw.uniform(count, dim)
 
 
-def draw_problem(draw: Draw, most: int = 9, points=None, dtype=None, sizes=(1, 2, 3), widths=(1, 3, 6)) -> dict:
+def draw_problem(
+    draw: Draw, most: int = 9, points=None, dtype=None, sizes=(1, 2, 3), widths=(1, 3, 6), least: int = 1
+) -> dict:
     """Arguments of ``integral_transform`` by name, cast to random dtypes; ``points(count, dim)`` draws points."""
     batch, heads, size = draw.integer("batch", 1, 2), draw.integer("heads", 1, 2), draw.choice("head size", sizes)
-    count = draw.integer("keys", 1, most)
+    count = draw.integer("keys", least, most)
     dim = draw.integer("dim", 1, 3)
     is_causal = draw.chance("causal", 0.3)
     per_sample = draw.chance("per sample", 0.4)
