@@ -51,6 +51,7 @@ class ITNetSignalEncoder(nn.Module):
         measure: Tensor | None = None,  # [B, n]
         attention_mask: Tensor | None = None,  # [B, n]
     ) -> Signal:
+        name, given = ("inputs_embeds", inputs_embeds) if signal_values is None else ("signal_values", signal_values)
         if signal_values is not None:
             inputs_embeds = self._lifted(signal_values)
         if inputs_embeds.dim() != 3 or inputs_embeds.shape[1] == 0 or inputs_embeds.shape[2] != self.hidden_size:
@@ -60,11 +61,11 @@ class ITNetSignalEncoder(nn.Module):
             )
         batch, count = inputs_embeds.shape[:2]
         if positions is None:
-            raise ValueError("`positions` is missing: a signal needs `inputs_embeds` and `positions`")
+            raise ValueError(f"`positions` is missing: a signal needs `{name}` and `positions`")
         if list(positions.shape) not in ([count, self.position_dim], [batch, count, self.position_dim]):
             raise ValueError(
                 f"`positions` {list(positions.shape)} must be [{count}, {self.position_dim}] or "
-                f"[{batch}, {count}, {self.position_dim}] to go with `inputs_embeds` {list(inputs_embeds.shape)}"
+                f"[{batch}, {count}, {self.position_dim}] to go with `{name}` {list(given.shape)}"
             )
         positions = positions.float()
         features = inputs_embeds + self.position_projection(fourier(positions).to(inputs_embeds.dtype))
@@ -72,9 +73,10 @@ class ITNetSignalEncoder(nn.Module):
 
     def _lifted(self, signal_values: Tensor) -> Tensor:
         size = 0 if self.lift is None else self.lift.in_features
-        if self.lift is None or signal_values.dim() != 3 or signal_values.shape[2] != size:
+        shape = list(signal_values.shape)
+        if self.lift is None or len(shape) != 3 or shape[1] == 0 or shape[2] != size:
             raise ValueError(
-                f"`signal_values` {list(signal_values.shape)} must be [batch, positions, {size}]: "
+                f"`signal_values` {shape} must be [batch, positions, {size}] with at least one position: "
                 f"`signal_feature_size` is {size}"
             )
         return self.lift(signal_values.to(input_dtype(self.lift)))

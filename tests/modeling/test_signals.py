@@ -145,7 +145,12 @@ def test_splitting_a_cell_changes_nothing(model):
     [
         ({"signal_values": torch.randn(2, 7, 3)}, "`signal_feature_size` is 2"),
         ({"signal_values": None}, "needs exactly one of `inputs_embeds` or `signal_values`"),
-        ({"positions": None}, "`positions` is missing"),
+        ({"positions": None}, "`positions` is missing: a signal needs `signal_values` and `positions`"),
+        ({"positions": torch.rand(6, 2)}, r"`positions` \[6, 2\] must be .* to go with `signal_values` \[2, 7, 2\]"),
+        (
+            {"signal_values": torch.randn(2, 0, 2)},
+            r"`signal_values` \[2, 0, 2\] must be .* at least one position",
+        ),
         ({"query_positions": torch.rand(5, 3)}, r"`query_positions` \[5, 3\] must be \[queries, 2\]"),
         ({"query_positions": torch.rand(4, 5, 2)}, r"or \[2, queries, 2\]"),
         ({"labels": torch.rand(2, 7, 1)}, r"`labels` \[2, 7, 1\] must be \[2, 5, 1\]"),
