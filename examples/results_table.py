@@ -8,8 +8,10 @@ import argparse
 import json
 import statistics
 import sys
+import warnings
 
-from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate
+from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate, is_error
+from scipy.stats import ttest_ind
 
 PAGE = ROOT / "docs" / "results.md"
 NOTES = RESULTS / "notes.md"
@@ -39,12 +41,54 @@ def line(table: Table, row: Row) -> list[str]:
     return [row.label, *cells, f"{found[0]['parameters']:,}", seconds, memory, f"{len(found)} of {row.seeds}"]
 
 
+def trivial() -> dict[str, dict]:
+    """What trivial_baselines.py recorded, by table."""
+    path = RESULTS / "trivial.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def floor(table: Table) -> list[str]:
+    """The line of a model that hardly looks at its input."""
+    found = trivial()[table.name]
+    cells = [spread([found["metrics"][name]]) if name in found["metrics"] else "" for name in table.metrics]
+    return [f"*trivial: {found['label']}*", *cells, "", "", "", "", ""]
+
+
+def welch(table: Table) -> str:
+    """Whether means differ by more than seeds do: two-sided p of Welch's t-test, for all pairs with several seeds."""
+    parts, metrics = [], list(table.metrics.items())
+    if not all(is_error(metric) for metric, _ in metrics):
+        metrics = metrics[:1]  # the further ones say the same in other words; errors are of other data
+    for metric, heading in metrics:
+        values = {row: [log["metrics"][metric] for log in logs(table, row)] for row in table.rows}
+        several = [row for row in table.rows if len(values[row]) > 1]
+        for row in several:
+            if not row.name.startswith("itnet"):
+                continue
+            words = [
+                f"{other.label} {probability(values[row], values[other])}"
+                for other in several
+                if not other.name.startswith("itnet")
+            ]
+            which = f" ({heading})" if len(metrics) > 1 else ""
+            parts += [f"{row.label}{which} against {', '.join(words)}"] if words else []
+    return f"Welch's t-test over seeds, p: {'; '.join(parts)}." if parts else ""
+
+
+def probability(first: list[float], second: list[float]) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # three seeds with one and the same score
+        value = ttest_ind(first, second, equal_var=False).pvalue
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
 def section(table: Table) -> str:
     headings = ["model", *table.metrics.values(), "learning rate", "parameters", "training, CPU s"]
     headings += ["peak memory, MB", "seeds"]
     if table.kind == "ablation":
         headings[0] = "setting"
     rows = [headings, ["---"] * len(headings), *(line(table, row) for row in table.rows)]
+    rows += [floor(table)] if table.kind == "task" and table.name in trivial() else []
     found = [log for row in table.rows for log in logs(table, row)]
     text = [f"### {table.title}", ""]
     text += ["| " + " | ".join(cells) + " |" for cells in rows]
@@ -52,6 +96,8 @@ def section(table: Table) -> str:
     if found:
         text[-1] += f", {found[0]['steps']:,} steps, {found[0]['epochs']:g} epochs"
     text[-1] += f". {table.note}" if table.note else "."
+    if table.kind == "task" and (tests := welch(table)):
+        text += ["", tests]
     return "\n".join(text)
 
 

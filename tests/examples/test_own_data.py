@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor
+from modeling_itnet.recipes import RECIPES, ROOT
 
 SMALL = ["num_hidden_layers=1", "hidden_size=16", "num_attention_heads=2", "intermediate_size=16"]
 SMALL += ["kernel_hidden_size=4", "num_fourier_features=4", "integration_mode=exact"]
@@ -240,7 +241,7 @@ class TestCheckpoints:
 
     def test_size_and_options(self, run_script, tiny_data, checkpoint, tmp_path, monkeypatch):
         """The recipe's own settings (32 x 32 pixels, three layers) are those of another model."""
-        monkeypatch.chdir(find_root())
+        monkeypatch.chdir(ROOT)
         options = ["--config_overrides", "hidden_dropout_prob=0.25"]
         results = run_script("run_image_classification", *self.arguments(tiny_data, checkpoint, *options))
         assert (results["layers"], results["width"], results["integration_mode"]) == (1, 16, "exact")
@@ -250,7 +251,7 @@ class TestCheckpoints:
         assert processor.size["height"] == 16 and list(processor.image_mean) == [0.1, 0.2, 0.3]
 
     def test_a_mode_without_weights(self, run_script, tiny_data, checkpoint, monkeypatch):
-        monkeypatch.chdir(find_root())
+        monkeypatch.chdir(ROOT)
         with pytest.raises(ValueError, match="low_rank"):
             run_script(
                 "run_image_classification", *self.arguments(tiny_data, checkpoint, "--integration_mode", "low_rank")
@@ -272,16 +273,10 @@ class TestCheckpoints:
             torch.testing.assert_close(body[name], value, rtol=0, atol=0)
 
     def test_a_preset_beside_it(self, run_script, tiny_data, checkpoint, capsys, monkeypatch):
-        monkeypatch.chdir(find_root())
+        monkeypatch.chdir(ROOT)
         with pytest.raises(SystemExit):
             run_script("run_image_classification", *self.arguments(tiny_data, checkpoint, "--preset", "itnet-small"))
         assert "`preset` ('itnet-small') is the size of a new model" in capsys.readouterr().err
-
-
-def find_root():
-    from modeling_itnet.recipes import ROOT
-
-    return ROOT
 
 
 class TestArguments:
@@ -329,3 +324,27 @@ class TestFindData:
         data = load_script("common.data")
         for folder in data.BUNDLED.values():
             assert (data.ROOT / folder / "train.parquet").is_file() and (data.ROOT / folder / "test.parquet").is_file()
+
+
+class TestTextCheckpoints:
+    """A model that starts from trained token embeddings reads with their vocabulary."""
+
+    @pytest.mark.parametrize(
+        ("first", "second", "recipe"),
+        [("run_mlm", "run_glue", "sst2-cpu"), ("run_vqa", "run_vqa", "easy_vqa-cpu")],
+        ids=["text", "image and text"],
+    )
+    def test_vocabulary(self, run_script, tiny_data, tmp_path, first, second, recipe):
+        options = ["--config_overrides", *SMALL, *(["image_size=16", "patch_size=8"] if first == "run_vqa" else [])]
+        split = ["--eval_split", "test"]
+        run_script(first, "--dataset", str(tiny_data[first]), "--max_seq_length", "64", *split, *STEPS, *options)
+        folder = (tmp_path / "output").rename(tmp_path / "checkpoint")
+        start = ["--model_name_or_path", str(folder), "--dataset", str(tiny_data[second]), *STEPS]
+        results = run_script(second, str(RECIPES / f"{recipe}.yaml"), *start, "--max_steps", "1")
+        assert (results["layers"], results["width"], results["integration_mode"]) == (1, 16, "exact")
+        assert not list((tmp_path / "output").glob("tokenizer-*"))  # none was trained
+        before, after = (
+            json.loads((tmp_path / name / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+            for name in ("checkpoint", "output")
+        )
+        assert before == after

@@ -3,7 +3,9 @@
 import json
 import statistics
 
+import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from modeling_itnet.recipes import recipe_names
 
@@ -25,7 +27,7 @@ def test_runs_are_distinct_and_their_recipes_exist(grid):
 
 
 def test_every_log_belongs_to_the_grid(grid):
-    paths = {run.path for run in grid.runs()}
+    paths = {run.path for run in grid.runs()} | {grid.RESULTS / "trivial.json"}
     assert set(grid.RESULTS.glob("*.json")) <= paths
 
 
@@ -68,3 +70,48 @@ def test_best_learning_rate_is_taken(load_script, grid, monkeypatch, tmp_path):
 def test_models_to_start_from_are_runs_of_the_grid(grid):
     stems = {run.path.stem for run in grid.runs()}
     assert {run.row.start for run in grid.runs()} - {""} <= stems
+
+
+def test_welch_is_the_formula(load_script, grid, monkeypatch, tmp_path):
+    """t = (a - b) / sqrt(s_a^2 / n_a + s_b^2 / n_b), with the degrees of freedom of Welch and Satterthwaite."""
+    table = load_script("results_table")
+    monkeypatch.setattr(grid, "RESULTS", tmp_path)
+    rows = (grid.Row("itnet-exact", "ITNet", seeds=3), grid.Row("peer", "Peer", seeds=3), grid.Row("once", "Once"))
+    task = grid.Table("task", "Task", "cifar10-cpu", {"accuracy": "accuracy"}, rows)
+    scores = {"itnet-exact": [0.50, 0.53, 0.51], "peer": [0.47, 0.52, 0.49], "once": [0.1]}
+    for row in rows:
+        for seed, value in enumerate(scores[row.name]):
+            log = json.dumps({"metrics": {"accuracy": value}})
+            grid.Run(task, row, seed).path.write_text(log, encoding="utf-8")
+    first, second = scores["itnet-exact"], scores["peer"]
+    parts = [statistics.variance(values) / 3 for values in (first, second)]
+    t = (statistics.mean(first) - statistics.mean(second)) / sum(parts) ** 0.5
+    freedom = sum(parts) ** 2 / sum(part**2 / 2 for part in parts)
+    expected = 2 * student.sf(abs(t), freedom)
+    assert table.welch(task) == f"Welch's t-test over seeds, p: ITNet against Peer = {expected:.3f}."
+
+
+def test_trivial_models(load_script, tiny_data):
+    trivial = load_script("trivial_baselines")
+    assert trivial.majority([0, 0, 1], [0, 1, 1, 1]) == 0.25
+    folder = tiny_data["run_glue"] / "mrpc"  # as many of either class: the first wins
+    assert trivial.one_class(folder)[1] == {"accuracy": 0.5, "f1": 0.0, "matthews_correlation": 0.0}
+    assert trivial.graphs(tiny_data["run_graph_classification"], "mutag")[1] == {"accuracy": 0.5}
+    _, scores = trivial.mean_solution(tiny_data["run_operator_learning"], "burgers")
+    with np.load(tiny_data["run_operator_learning"] / "burgers_train_16.npz") as arrays:
+        mean = arrays["y"][:, -1].mean(0)
+    with np.load(tiny_data["run_operator_learning"] / "burgers_test_16.npz") as arrays:
+        solutions = arrays["y"][:, -1]
+    errors = np.linalg.norm(mean - solutions, axis=1) / np.linalg.norm(solutions, axis=1)
+    assert scores == {"16_relative_l2": pytest.approx(errors.mean(), rel=1e-5)}
+    assert 0 <= trivial.prior(tiny_data["run_vqa"], False)[1]["accuracy"] <= 1
+
+
+def test_every_floor_belongs_to_a_table(load_script, grid):
+    tables = {table.name: table for table in grid.TABLES if table.kind == "task"}
+    found = load_script("results_table").trivial()
+    assert (
+        found.keys() <= tables.keys() and found.keys() == load_script("trivial_baselines").baselines(grid.ROOT).keys()
+    )
+    for name, floor in found.items():
+        assert set(floor["metrics"]) & set(tables[name].metrics)
