@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from modeling_itnet import ITNetConfig, ITNetPreTrainedModel
-from modeling_itnet.hub.card import model_card
+from modeling_itnet.hub.card import model_card, result_task
 
 from .arguments import DataArguments, ExampleTrainingArguments, ModelArguments
 from .data import evaluated_rows, find_data
@@ -159,7 +159,7 @@ def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) 
         dataset = results["dataset"]
         scores = [
             EvalResult(
-                task_type=model.config.modality.replace("_", "-"),
+                task_type=result_task(type(model)),
                 dataset_type=dataset,
                 dataset_name=f"{dataset}, {results['evaluated_on']}",
                 metric_type=name,

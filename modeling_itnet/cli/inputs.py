@@ -23,9 +23,12 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor
 
 from configuration_itnet import ITNetConfig
 
+from ..processing import read_points
+
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 TEXT_SUFFIXES = (".txt", ".md")
 ARRAY_SUFFIXES = (".npy", ".xyz", ".csv", ".txt")
+MESH_SUFFIXES = (".off", ".ply")
 
 
 def read_processors(checkpoint: Path) -> list:
@@ -50,7 +53,7 @@ def read_inputs(
 
     - Images: files, folders of files, or the column `image` of parquet files.
     - Texts: files with one text per line, or the column `text` of parquet files.
-    - Point clouds: `.npy`, `.xyz`, `.csv` or `.txt` files of `[n, 3]` each.
+    - Point clouds: `.npy`, `.xyz`, `.csv` or `.txt` files of `[n, 3]` each; the vertices of `.off` and `.ply` files.
     - Any modality: `.npz` files, each one batch of named forward arguments.
     """
     if all(path.suffix == ".npz" for path in paths):
@@ -99,11 +102,14 @@ def _texts(path: Path) -> list[str]:
 
 def _clouds(path: Path) -> list[np.ndarray]:
     if path.is_dir():
-        return [cloud for file in sorted(path.rglob("*")) if file.suffix in ARRAY_SUFFIXES for cloud in _clouds(file)]
+        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (*ARRAY_SUFFIXES, *MESH_SUFFIXES)]
+        return [cloud for file in files for cloud in _clouds(file)]
+    if path.suffix.lower() in MESH_SUFFIXES:
+        return [read_points(path)]
     if path.suffix not in ARRAY_SUFFIXES:
         raise ValueError(
-            f"no point cloud can be read from {path}: it must be a file of {', '.join(ARRAY_SUFFIXES)} with rows of "
-            "x, y, z; save the points of a mesh as one of them"
+            f"no point cloud can be read from {path}: it must be one of {', '.join(ARRAY_SUFFIXES)} with rows of "
+            f"x, y, z, or one of {', '.join(MESH_SUFFIXES)}"
         )
     if path.suffix == ".npy":
         values = np.load(path, allow_pickle=False)

@@ -29,7 +29,7 @@ from .inputs import TEXT_SUFFIXES, read_inputs, read_processors
 def plot_kernel(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with a model that has exact kernels.")],
     source: Annotated[
-        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .csv).")
+        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .off, ...).")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
     layer: Annotated[int, typer.Option(help="Layer, from 0; negative counts from the last.")] = 0,

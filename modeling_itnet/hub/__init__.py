@@ -13,7 +13,7 @@
 # limitations under the License.
 """Everything around sharing a checkpoint: folders with code, and model cards."""
 
-from .card import model_card, preset_cards
+from .card import model_card, preset_cards, result_task
 from .create import create_checkpoint, find_task, make_tokenizer, task_classes
 from .export import auto_map, export_to_hub_folder, push_with_code, write_code
 
@@ -26,6 +26,7 @@ __all__ = [
     "model_card",
     "preset_cards",
     "push_with_code",
+    "result_task",
     "task_classes",
     "write_code",
 ]

@@ -67,16 +67,25 @@ def model_card(
     results: Sequence[EvalResult] = (),
     is_random: bool = False,
     has_code: bool = True,
+    *,
+    title: str | None = None,
+    datasets: Sequence[str] = (),
+    about_data: str = "",
+    preset: str | None = None,
 ) -> ModelCard:
     """
     The card of a model. Nothing is loaded or allocated.
 
     Args:
-        name: Repository id or folder name.
+        name: Repository id (owner/name), or the name of a folder.
         config, model_class: What the model is made of.
         results: What a trained model reached; `metric_args={"command": ...}` says how to reproduce each of them.
         is_random: The weights are those of a new model.
         has_code: The folder holds the code that `trust_remote_code=True` runs.
+        title: Heading of the card; by default the name without its owner.
+        datasets: Hub ids of the training data.
+        about_data: What the model was trained and tested on, in words.
+        preset: The model is a size that `itnet create` makes, not a folder.
     """
     with torch.device("meta"):
         components = count_parameters(model_class(config))
@@ -85,10 +94,11 @@ def model_card(
     bare_tag = "image-feature-extraction" if config.modality == "image" else "feature-extraction"
     tag = bare_tag if model_class is ITNetModel else PIPELINE_TAGS.get(model_class.__name__)
     data = ModelCardData(
-        model_name=name.split("/")[-1] if results else None,
+        model_name=name.rstrip("/").split("/")[-1] if results else None,
         eval_results=list(results) or None,
         library_name="transformers",
         license="apache-2.0",
+        datasets=list(datasets) or None,
         pipeline_tag=tag,
         tags=[
             "itnet",
@@ -100,8 +110,10 @@ def model_card(
     return ModelCard.from_template(
         data,
         template_path=str(_TEMPLATE),
-        name=name,
-        repo=name,
+        title=title or name.rstrip("/").split("/")[-1],
+        repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
+        about_data=about_data,
+        preset=preset,
         model_class=model_class.__name__,
         auto_class=_auto_class_name(model_class),
         modality_text=modality,
@@ -117,14 +129,21 @@ def model_card(
         mode=config.integration_mode,
         mode_text=_MODES[config.integration_mode].format(c=config),
         exact_max=config.exact_max_positions,
+        kernel_width=config.kernel_hidden_size,
         results=list(results),
     )
+
+
+def result_task(model_class: type) -> str:
+    """What the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
+    return PIPELINE_TAGS.get(model_class.__name__, "other")
 
 
 def preset_cards() -> dict[str, str]:
     """File name -> card of every preset."""
     return {
-        f"{name}.md": str(model_card(name, ITNetConfig.from_preset(name), is_random=True)) for name in preset_names()
+        f"{name}.md": str(model_card(name, ITNetConfig.from_preset(name), is_random=True, preset=name))
+        for name in preset_names()
     }
 
 

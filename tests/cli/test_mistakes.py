@@ -102,17 +102,19 @@ class TestOptions:
 class TestPlotKernel:
     def test_a_cloud_in_another_format(self, run, fail, tmp_path):
         run("create", "itnet-tiny", "p", "--modality", "point_cloud", "--set", "num_hidden_layers=1")
-        (tmp_path / "x.off").write_text("OFF\n1 0 0\n0 0 0\n", encoding="utf-8")
         (tmp_path / "x.ply").write_text("ply\nformat ascii 1.0\n", encoding="utf-8")
+        (tmp_path / "x.obj").write_text("v 0 0 0\n", encoding="utf-8")
         (tmp_path / "x.xyz").write_text("one two three\n", encoding="utf-8")
-        for name in ("x.off", "x.ply"):
-            assert f"no point cloud can be read from {name}: it must be a file of .npy" in fail(
-                "plot-kernel", "p", name
-            )
+        assert "no point cloud can be read from x.obj: it must be one of .npy" in fail("plot-kernel", "p", "x.obj")
+        assert "x.ply is no readable ply file" in fail("plot-kernel", "p", "x.ply")
         assert "x.xyz must hold one point per line" in fail("plot-kernel", "p", "x.xyz")
         points = np.random.default_rng(0).normal(size=(20, 3))
         np.savetxt(tmp_path / "x.txt", points)
         run("plot-kernel", "p", "x.txt", "-o", "p.png")
+        rows = "".join(f"{x} {y} {z}\n" for x, y, z in points)
+        (tmp_path / "x.off").write_text(f"OFF\n20 0 0\n{rows}", encoding="utf-8")
+        run("plot-kernel", "p", "x.off", "-o", "q.png")
+        assert (tmp_path / "p.png").read_bytes() == (tmp_path / "q.png").read_bytes()
 
     def test_the_name_of_a_missing_file_is_no_text(self, run, fail):
         run("create", "itnet-tiny", "t", "--modality", "text", "--set", "num_hidden_layers=1")

@@ -1,5 +1,6 @@
 """Model cards: valid metadata, real figures, and in step with the presets."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from huggingface_hub import EvalResult, ModelCard
 from typer.testing import CliRunner
 
 from configuration_itnet import ITNetConfig, preset_names
-from modeling_itnet import ITNetForImageClassification
+from modeling_itnet import ITNetForImageClassification, ITNetForPointCloudClassification
 from modeling_itnet.cli import app
-from modeling_itnet.hub import model_card
+from modeling_itnet.hub import model_card, result_task
 from modeling_itnet.parameters import parameter_table
 
 CARDS = Path(__file__).parents[2] / "model_cards"
@@ -32,6 +33,45 @@ def test_preset_card(name):
     assert "model-index" not in card.content  # untrained
     total = parameter_table(name, ITNetConfig.from_preset(name)).total
     assert f"**{total:,}**" in card.text and "The weights are random" in card.text
+    assert "No trained weights of this model are published" in card.text
+    assert f"`itnet create {name} ./{name}`" in card.text
+    width = ITNetConfig.from_preset(name).kernel_hidden_size
+    assert f"w = {width} times the multiply-adds of\n  attention" in card.text
+    # A bare name would be looked for on the Hub, where nobody has put it.
+    assert re.findall(r'from_pretrained\("(.*?)"', card.text) == [f"./{name}"] * 3
+    assert "(scripts for training are in its\nrepository)" in card.text
+
+
+def test_code_of_a_card_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    text = (CARDS / "itnet-tiny.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`itnet (create .*?)`", text)
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        names = {}
+        exec(block, names)
+        assert type(names["model"]).__name__ == "ITNetModel"
+
+
+def test_titles_tasks_and_data(tmp_path):
+    config = ITNetConfig.from_preset("itnet-tiny", modality="point_cloud")
+    assert result_task(ITNetForPointCloudClassification) == "other"  # the Hub has no task for point clouds
+    assert result_task(ITNetForImageClassification) == "image-classification"
+    model_card(
+        "runs/a-model",
+        config,
+        ITNetForPointCloudClassification,
+        has_code=False,
+        title="A model of shapes",
+        datasets=["someone/shapes"],
+        about_data="All of the shapes.",
+    ).save(tmp_path / "README.md")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.datasets == ["someone/shapes"]
+    assert "# A model of shapes\n" in card.text and "## Data\n\nAll of the shapes.\n" in card.text
+    assert '.from_pretrained("runs/a-model")' in card.text and "trust_remote_code=True)" not in card.text
 
 
 def test_results_become_a_model_index(tmp_path):
