@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sweep fuzz lint format bench modes clean
+.PHONY: help demo test test-lowest sweep fuzz lint format bench modes bench-gpu clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch first: nothing that is installed afterwards may replace it.
 $(STAMP): pyproject.toml constraints.txt
@@ -19,6 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## run the quickstart
 	@$(BIN)/python examples/quickstart.py
+	@echo
+	@echo "The itnet command is in $(BIN). To have it at hand: source $(BIN)/activate"
 
 lint: $(STAMP) ## check style and formatting
 	@$(BIN)/ruff check
@@ -27,6 +29,18 @@ lint: $(STAMP) ## check style and formatting
 # Two workers with one thread each: torch would otherwise start a full set of threads in every worker.
 test: lint ## lint, then run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# A second environment: the lowest Python and the lowest versions that pyproject.toml allows. Gigabytes on Linux, where
+# PyPI has torch with CUDA only; no GPU is needed.
+LOWEST := .venv-lowest
+LOWEST_PYTHON ?= python3.10
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	@$(LOWEST_PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed ## run the tests with the lowest versions that pyproject.toml allows (slow)
+	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2
 
 sweep: $(STAMP) ## run the tests under every CPU capability, with 1 and 2 threads, in random orders (slow)
 	@$(BIN)/python tests/sweep.py
@@ -50,4 +64,4 @@ format: $(STAMP) ## apply the formatter and the safe lint fixes
 
 clean: ## delete caches and build products (the environment stays)
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
-	@find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
+	@find . -path './$(VENV)*' -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
