@@ -1,6 +1,7 @@
 """What the wheel and the source distribution hold, and that the command of the wheel works where there is no clone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,3 +76,25 @@ def test_command_of_the_wheel(itnet, tmp_path):
     assert str(ROOT / "examples" / "run_image_classification.py") in done.stdout, done.stderr
     done = itnet("create", "itnet-tiny", "m", cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "m" / "modeling_itnet.py").exists(), done.stderr
+
+
+def test_bounds_are_what_was_tested():
+    """Every lower bound of pyproject.toml is the version in constraints-lowest.txt, and the document names both sets."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = project[project.index("dependencies = [") : project.index("[project.scripts]")]
+    bounds = dict(re.findall(r'"([\w-]+)>=([\d.]+)', project))
+    pinned, lowest = (
+        dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+        for name in ("constraints.txt", "constraints-lowest.txt")
+    )
+    untested = {"performer-pytorch", "nystrom-attention", "linear-attention-transformer", "neuraloperator"}  # extras
+    for name, bound in bounds.items():
+        if name not in untested:
+            assert f"{lowest[name.lower().replace('_', '-')]}.0.0".startswith(f"{bound}."), name
+    page = (ROOT / "docs" / "hf_compat.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z, ]+) \| ([\d., ]+) \| ([\d., ]+) \|$", page, re.MULTILINE)
+    named = {name for row in rows for name in row[0].split(", ")}
+    assert {"torch", "transformers", "accelerate", "datasets", "peft"} <= named
+    for names, *columns in rows:
+        for versions, column in zip((pinned, lowest), columns, strict=True):
+            assert [versions[name] for name in names.split(", ")] == column.split(", "), names
