@@ -79,7 +79,7 @@ def test_command_of_the_wheel(itnet, tmp_path):
 
 
 def test_bounds_are_what_was_tested():
-    """Every lower bound of pyproject.toml is the version in constraints-lowest.txt, and the document names both sets."""
+    """Every lower bound of pyproject.toml is the version in constraints-lowest.txt; the document names both sets."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project = project[project.index("dependencies = [") : project.index("[project.scripts]")]
     bounds = dict(re.findall(r'"([\w-]+)>=([\d.]+)', project))

@@ -10,7 +10,13 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
-from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor, diagnose_kernels, kernel_spectrum
+from modeling_itnet import (
+    ITNetForImageClassification,
+    ITNetImageProcessor,
+    KernelDiagnosis,
+    diagnose_kernels,
+    kernel_spectrum,
+)
 from modeling_itnet.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +76,7 @@ def test_kernel_tools(fashion, tmp_path):
     model, pixels, _ = fashion
     assert model.config.integration_mode == "exact"
     batch = {"pixel_values": pixels[:8]}
-    assert len(diagnose_kernels(model, batch)) == model.config.num_hidden_layers
+    assert isinstance(diagnose_kernels(model, batch), KernelDiagnosis)
     assert kernel_spectrum(model, batch) is not None
     Dataset.from_parquet(str(TEST_ROWS))[0]["image"].save(tmp_path / "x.png")
     for arguments in (
