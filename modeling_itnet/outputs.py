@@ -14,7 +14,7 @@
 """Transformers' outputs with one field more: the proposal loss of Monte Carlo integration."""
 
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -42,13 +42,18 @@ class ITNetModelOutput(BaseModelOutputWithPooling):
     proposal_loss: Tensor | None = None
 
 
-@cache
+# The output class of a head -> the same with a field ``proposal_loss`` at its end.
+_WITH_PROPOSAL_LOSS: dict[type[ModelOutput], type[ModelOutput]] = {}
+
+
 def with_proposal_loss(output_class: type[ModelOutput]) -> type[ModelOutput]:
     """The output class of a head with a field ``proposal_loss`` at its end."""
-    name = f"ITNet{output_class.__name__}"
-    fields = {"proposal_loss": None, "__annotations__": {"proposal_loss": Tensor | None}, "__module__": __name__}
-    globals()[name] = dataclass(type(name, (output_class,), fields))  # where pickle looks for it
-    return globals()[name]
+    if output_class not in _WITH_PROPOSAL_LOSS:
+        name = f"ITNet{output_class.__name__}"
+        fields = {"proposal_loss": None, "__annotations__": {"proposal_loss": Tensor | None}, "__module__": __name__}
+        made = globals()[name] = dataclass(type(name, (output_class,), fields))  # where pickle looks for it
+        _WITH_PROPOSAL_LOSS[output_class] = made
+    return _WITH_PROPOSAL_LOSS[output_class]
 
 
 # Made on import, as a compiled model cannot make classes. That of a head with an output of its own is made beside it.

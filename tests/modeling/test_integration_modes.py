@@ -523,6 +523,22 @@ def test_can_be_compiled(tiny_model, tiny_inputs, mode, training):
     torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_can_be_compiled_one_after_the_other(tiny_model, tiny_inputs, tiny_labels, name):
+    """In training, where the output of a Monte Carlo model has a field more."""
+    inputs = tiny_inputs(name) | {"labels": tiny_labels(name)}
+    torch._dynamo.reset()  # other tests count towards the limit of recompilations
+    for settings in ({}, MODES["monte_carlo"], MODES["low_rank"]):
+        model = tiny_model(name, **settings).train()
+        torch.manual_seed(9)
+        expected = model(**inputs)
+        torch.manual_seed(9)
+        actual = torch.compile(model, backend="eager", fullgraph=True)(**inputs)
+        assert type(actual) is type(expected)
+        torch.testing.assert_close(actual.loss, expected.loss)
+        assert ("proposal_loss" in actual) == (settings is MODES["monte_carlo"])
+
+
 @pytest.fixture(scope="module")
 def exact(tiny_model):
     return tiny_model("image-classification", image_size=32)
