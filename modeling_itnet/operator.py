@@ -293,7 +293,7 @@ class ITNetOperator(nn.Module):
 
         Processes that train together must agree on which parameters have gradients, and their batches may differ.
         """
-        if not (self.training and torch.is_grad_enabled() and _has_company()):
+        if not (self.training and torch.is_grad_enabled() and _is_distributed()):
             return out
         modes = {group.mode for group in plan}
         unused = [self.kernel] if modes == {"low_rank"} else []
@@ -336,10 +336,9 @@ def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:
         init.xavier_uniform_(linear.weight, gain=gain)
 
 
-def _has_company() -> bool:
-    """Whether several processes train together."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+def _is_distributed() -> bool:
+    """Whether processes train together, or one as if there were more."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 # What to do about missing parameters.

@@ -129,6 +129,29 @@ def test_the_proposal_is_trained_on_the_long_samples(auto_model, monkeypatch):
     assert "proposal_loss" not in model(**{key: value[[1, 3]] for key, value in batch.items()})
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    """This process as a group of one: what DistributedDataParallel demands of a model, it demands of that too."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("lengths", [(9, 4), (4, 5), (9, 8)], ids=["mixed", "short", "long"])
+@pytest.mark.parametrize("mode", ["to learned monte_carlo", "to low_rank"])
+def test_every_parameter_takes_part_in_distributed_training(auto_model, process_group, mode, lengths):
+    """Also those of the mode that no sample of the batch needs, as other processes may: with a gradient of 0."""
+    model = auto_model("signal", mode).train()
+    model.gradient_checkpointing_enable()
+    parallel = torch.nn.parallel.DistributedDataParallel(model)  # does not look for unused parameters
+    for seed in range(2):  # the second step would find the first one unfinished
+        output = parallel(**make_batch("signal", lengths=lengths, seed=seed))
+        loss = output.pooler_output.square().sum()
+        (loss + output.proposal_loss if "proposal_loss" in output else loss).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 class TestAutoInAGraph:
     """A compiled or exported graph cannot count real positions."""
 
