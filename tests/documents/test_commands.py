@@ -1,0 +1,231 @@
+"""Every command of the documents works from a clone: whole where it is quick, for a step where it trains."""
+
+import fnmatch
+import importlib.metadata
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from _pytest.mark.expression import Expression
+from PIL import Image
+from typer.testing import CliRunner
+
+from modeling_itnet.cli import app
+from modeling_itnet.hub import create_checkpoint
+from modeling_itnet.recipes import find_recipe
+
+from .extract import ROOT, Command, commands, documents
+
+#: Written in the place of an argument, in capitals or in brackets.
+PLACEHOLDER = re.compile(r"^\[?[A-Z]{3,}\]?$")
+
+#: What makes a long command short. The value stands after the arguments of the document, so that it wins.
+SHORTER = {
+    "examples/quickstart.py": ["--max_steps", "1", "--output_dir", "quickstart"],
+    "examples/results_table.py": ["--check"],
+    "examples/integration_modes.py": [
+        *("--model", "exact", "--output_dir", "modes", "--ranks", "1", "--samples", "4"),
+        *("--calibration", "8", "--test", "8", "--steps", "1"),
+    ],
+    "examples/kernel_diagnosis.py": ["--model", "exact", "--output_dir", "diagnosis", "--images", "2"],
+    "examples/universal_approximation.py": [
+        *("--widths", "4", "8", "--steps", "2", "--points", "8", "--samples", "4", "--quadrature", "4", "8")
+    ],
+    "examples/translation_invariance.py": ["--points", "6", "--samples", "2", "--steps", "3", "--output_dir", "ti"],
+    "itnet info": [],
+    "itnet bench": ["-n", "8", "--rounds", "1"],
+    "itnet train": ["-o", "max_steps=1", "-o", "output_dir=run", "-o", "max_eval_samples=4"],
+}
+#: Long, or for another machine: that the options are known is all that is checked here, and where it runs is said.
+HELP_ONLY = {
+    "examples/kernel_figures.py": "tests/examples/test_kernel_figures.py",
+    "examples/make_checkpoints.py": "tests/examples/test_checkpoints.py",
+    "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",
+    "kernels/benchmarks/run.py": "minutes of timing",
+    "itnet_kernels.inspect": "tests/kernels/test_triton_compile.py",
+    "tests/hf_suite/run.py": "needs a clone of Transformers",
+    "tests/fuzz/run.py": "tests/fuzz",
+    "tests/sweep.py": "runs this suite",
+}
+#: Programs that a reader has anyway, with arguments that nothing here can check.
+FOREIGN = ("git clone", "source", "pre-commit install", "python -I", "itnet export", "itnet create", "itnet train")
+
+
+def distinct() -> list[Command]:
+    found = {command.text: command for path in documents() for command in commands(path)}
+    return [found[text] for text in sorted(found)]
+
+
+def kind(command: Command) -> str:
+    words = shlex.split(command.text)
+    program = os.path.basename(words[0])
+    if command.text in FOREIGN or command.text.startswith(("git clone", "source", ".venv/bin/pre-commit")):
+        return "foreign"
+    if program == "pytest" or words[:3] == ["python", "-m", "pytest"]:
+        return "pytest"
+    if program == "python" and words[1] == "-c":
+        return "code"
+    if program in ("torchrun", "accelerate"):
+        return "launch"
+    if words[:2] == ["python", "examples/run_results.py"]:
+        return "grid"
+    return program
+
+
+def of_kind(*kinds: str) -> list:
+    return [pytest.param(c, id=c.text[:80]) for c in distinct() if kind(c) in kinds]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """What the commands of the documents may name: a model, an exact model, a text, a picture."""
+    folder = tmp_path_factory.mktemp("documents")
+    create_checkpoint("itnet-tiny", folder / "itnet-tiny")
+    create_checkpoint(
+        "itnet-tiny",
+        folder / "exact",
+        task="image-classification",
+        integration_mode="exact",
+        image_size=28,
+        num_channels=1,
+        patch_size=7,
+        num_labels=10,
+    )
+    (folder / "corpus.txt").write_text("the red square is left of the blue circle\n" * 50, encoding="utf-8")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (28, 28), dtype=np.uint8)).save(folder / "picture.png")
+    return folder
+
+
+def run(words: list[str], folder, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a command in ``folder``; paths of the repository are made absolute."""
+    words = [str(ROOT / word) if (ROOT / word).exists() and "/" in word else word for word in words]
+    words[0] = sys.executable
+    paths = [str(ROOT), str(ROOT / "configuration"), str(ROOT / "kernels")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths), **environment}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+@pytest.mark.parametrize("command", of_kind("make"))
+def test_make(command):
+    done = subprocess.run([*shlex.split(command.text), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", of_kind("pip"))
+def test_pip(command):
+    """Extras exist, and nothing is installed by a name that no index has."""
+    names = [word for word in shlex.split(command.text)[2:] if not word.startswith("-")]
+    extras = importlib.metadata.metadata("itnet").get_all("Provides-Extra")
+    known = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in importlib.metadata.requires("itnet")}
+    for name in names:
+        base, bracket, inside = name.partition("[")
+        assert base != "itnet", f'{command.document}: the package is on no index; write ".[extra]"'
+        if bracket:
+            assert base == "." and set(inside.rstrip("]").split(",")) <= set(extras), name
+        elif base not in (".", "constraints.txt"):
+            assert base.lower() in known | {"parameterized", "httpx"}, f"{command.document}: {name}"
+
+
+@pytest.fixture(scope="session")
+def node_ids() -> list[str]:
+    arguments = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def selected(words: list[str], node_ids: list[str]) -> Iterator[str]:
+    """Tests that paths and a -k expression choose, by pytest's own reading of the expression."""
+    expression = Expression.compile(words[words.index("-k") + 1]) if "-k" in words else None
+    paths = [word for word in words if word.startswith("tests")]
+    for node in node_ids:
+        if paths and not any(node.startswith(path) for path in paths):
+            continue
+        if expression is None or expression.evaluate(lambda name, node=node: name.lower() in node.lower()):
+            yield node
+
+
+@pytest.mark.parametrize("command", of_kind("pytest"))
+def test_pytest_selects_something(command, node_ids):
+    """The suite runs the tests themselves."""
+    words = shlex.split(command.text)
+    if words[-2:] != ["-k", "name"]:  # the example in CONTRIBUTING
+        assert next(selected(words, node_ids), None), f"{command.document}: {command.text} selects no test"
+
+
+def shortened(command: Command, tiny_data) -> list[str]:
+    words = shlex.split(command.text)
+    if words[:2] != ["itnet", "info"]:  # which reads a preset's name, or a folder's
+        words = [word.replace("itnet-base", "itnet-tiny") for word in words]
+    script = words[1] if words[0] == "python" else " ".join(words[:2])
+    if script in HELP_ONLY or (words[:2] == ["python", "-m"] and words[2] in HELP_ONLY):
+        return [*words[: 3 if words[1] == "-m" else 2], "--help"]
+    name = os.path.basename(script).removesuffix(".py")
+    if name in tiny_data and "--help" not in words:
+        options = ["--dataset", str(tiny_data[name]), "--max_steps", "1", "--per_device_train_batch_size", "2"]
+        return [*words, *options, "--output_dir", "run", "--overwrite_output_dir", "true", "--use_cpu", "true"]
+    return [*words, *SHORTER.get(script, [])]
+
+
+@pytest.mark.parametrize("command", of_kind("python"))
+def test_python(command, folder, tiny_data):
+    words = shortened(command, tiny_data)
+    run([f"made-by-{abs(hash(command.text))}" if PLACEHOLDER.match(word) else word for word in words], folder)
+
+
+@pytest.mark.parametrize("command", of_kind("itnet"))
+def test_itnet(command, folder, tiny_data, monkeypatch):
+    """Placeholders become folders: the first one a model, a second one of `create`, `export`, `convert` a new one."""
+    words = shortened(command, tiny_data)
+    values = {"PRESET": "itnet-tiny", "INPUT": "picture.png", "FILES": "picture.png", "[MODEL]": "itnet-tiny"}
+    sources = iter([] if words[1] == "create" else ["exact"])
+    for index, word in enumerate(words):
+        if PLACEHOLDER.match(word):
+            words[index] = values.get(word) or next(sources, f"new-{abs(hash(command.text))}-{index}")
+    if words[1] == "create":
+        words[3] = f"new-{abs(hash(command.text))}"
+    if words[1] == "convert":
+        words += ["--steps", "1"]
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", of_kind("grid"))
+def test_patterns_of_the_grid_name_runs(command, load_script):
+    runs = [run.path.stem for run in load_script("results_grid").runs()]
+    words = shlex.split(command.text)[2:]
+    for pattern in words[words.index("--only") + 1 :] if "--only" in words else ["*"]:
+        assert fnmatch.filter(runs, pattern), f"{command.document}: no run is called {pattern}"
+
+
+@pytest.mark.parametrize("command", of_kind("code"))
+def test_one_liners(command, folder):
+    run([word.replace("itnet-base", "itnet-tiny") for word in shlex.split(command.text)], folder)
+
+
+@pytest.mark.parametrize("command", of_kind("launch"))
+def test_launchers_name_files_that_exist(command):
+    """Several processes are started by tests/examples/test_torchrun.py."""
+    for word in shlex.split(command.text):
+        if word.endswith((".yaml", ".py")) and word != "script.py":
+            assert (ROOT / word).is_file(), f"{command.document}: {word}"
+        if "recipes" in word:
+            find_recipe(word)
+
+
+def test_nothing_outside_of_the_repository_is_named():
+    """A clone is whole: no text, script or recipe points beside it."""
+    folders = ("configuration", "docs", "examples", "kernels", "model_cards", "modeling_itnet", "tests")
+    kinds = (".md", ".py", ".yaml", ".json", ".toml", ".txt")
+    texts = [path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in kinds]
+    texts += [path for path in ROOT.iterdir() if path.suffix in kinds]
+    outside = "../" + "shared"
+    assert len(texts) > 300
+    assert [str(path) for path in texts if outside in path.read_text(encoding="utf-8")] == []
