@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from quickstart import ROOT, to_tensors
 from torch import Tensor
 
-from modeling_itnet import ITNetForImageClassification, kernel_spectrum
+from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor, kernel_spectrum
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -113,9 +113,10 @@ def main() -> None:
     model = ITNetForImageClassification.from_pretrained(args.model).eval()
     files = {name: str(args.data_dir / f"{name}.parquet") for name in ("train", "test")}
     data = load_dataset("parquet", data_files=files)
-    images, _ = stack(to_tensors(data["train"].select(range(args.calibration))))
+    processor = ITNetImageProcessor.from_pretrained(args.model)
+    images, _ = stack(to_tensors(data["train"].select(range(args.calibration)), processor))
     calibration = [{"pixel_values": part} for part in images.split(64)]
-    pixels, labels = stack(to_tensors(data["test"].select(range(args.test))))
+    pixels, labels = stack(to_tensors(data["test"].select(range(args.test)), processor))
     expected = logits(model, pixels)
     print(f"exact: accuracy {float((expected.argmax(1) == labels).float().mean()):.2%} on {len(labels)} images")
 

@@ -13,7 +13,7 @@ import torch
 from datasets import load_dataset
 from quickstart import ROOT, to_tensors
 
-from modeling_itnet import ITNetForImageClassification, diagnose_kernels
+from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor, diagnose_kernels
 
 
 def main() -> None:
@@ -36,7 +36,9 @@ def main() -> None:
     torch.manual_seed(0)
     initial = ITNetForImageClassification(trained.config)
     dataset = load_dataset("parquet", data_files={"test": str(arguments.data_dir / "test.parquet")})["test"]
-    pixels = torch.stack([e["pixel_values"] for e in to_tensors(dataset.select(range(arguments.images)))])
+    processor = ITNetImageProcessor.from_pretrained(arguments.model)
+    examples = to_tensors(dataset.select(range(arguments.images)), processor)
+    pixels = torch.stack([example["pixel_values"] for example in examples])
     for name, model in (("initial", initial), ("trained", trained)):
         diagnosis = diagnose_kernels(model, {"pixel_values": pixels}, part=arguments.part)
         print(f"\n{name}, {arguments.part} kernels\n\n{diagnosis.table()}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modeling_itnet import ITNetConfig, ITNetForImageClassification
+from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -81,7 +81,8 @@ def test_integration_modes(printed, tmp_path, monkeypatch):
                          num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, kernel_hidden_size=8,
                          num_fourier_features=4, fourier_scale=1.0, kernel_init_scale=1.0, num_labels=10,
                          integration_mode="exact")  # fmt: skip
-    ITNetForImageClassification(config).save_pretrained(tmp_path / "model")
+    processor = ITNetImageProcessor.from_model_config(config)
+    ITNetForImageClassification(config).save_pretrained(tmp_path / "model", processor=processor)
     options = ("--model", tmp_path / "model", "--output_dir", tmp_path, "--ranks", 1, 4, "--samples", 16, 256)
     rows = printed("integration_modes", *options, "--calibration", 64, "--test", 20, "--steps", 20)
     by_rank = {row[0]: float(row[3]) for row in rows if len(row) == 5 and row[0].isdigit()}
