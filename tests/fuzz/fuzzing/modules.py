@@ -176,7 +176,7 @@ def network(draw: Draw, outcome: Outcome) -> None:
         inputs = {name: torch.cat([sample[name] for sample in samples]) for name in samples[0]}
     real = inputs.get("attention_mask", torch.ones(1, 1))
     # Fourier features and measures are float32 in every model.
-    wanted = allowed(lambda r: Network(config, model.state_dict(), r).forward(inputs), SINGLE, SINGLE, 20)
+    wanted = allowed(lambda r: Network(config, model.state_dict(), r).forward(inputs), SINGLE, SINGLE)
     out = model(**cast(inputs, dtype))
     outcome.compare("pooled", out.pooler_output, wanted["pooled"].exact, wanted["pooled"].computed)
     for index in range(len(samples)):
