@@ -15,10 +15,12 @@
 
 The layers of a model are alike, and both figures of a layer are polynomials of degree two in the number of positions.
 So one layer runs at three small numbers, its FLOPs and what it keeps for the backward are counted, and the polynomial
-through them gives the rest. Encoder and head are left out.
+through them gives the rest. Only the proposal loss of Monte Carlo training looks at more queries as there are more
+positions, in steps: what a further one costs is counted apart. Encoder and head are left out.
 """
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -33,6 +35,7 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels.pair_sum import PairInputs
 
 from .layers import ITNetLayer
+from .proposal import num_loss_queries
 
 MODES = ("exact", "monte_carlo", "low_rank")
 # Numbers of positions that are run.
@@ -57,14 +60,16 @@ def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] =
     config = copy.deepcopy(config)
     for name in ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate"):
         setattr(config, name, 0.0)  # dropout keeps a mask, here as in the peer
-    polynomials = {mode: _fit(itnet_layer(config, mode)) for mode in modes}
-    polynomials[peer_name(config)] = _fit(attention_layer(config))
-    depth = config.num_hidden_layers
-    return [
-        Cost(model, count, *(round(depth * np.polyval(values, count)) for values in polynomial))
-        for count in counts
-        for model, polynomial in polynomials.items()
-    ]
+    layers = {mode: itnet_layer(config, mode) for mode in modes}
+    layers[peer_name(config)] = attention_layer(config)
+    fits = {model: (_fit(layer), _fit_loss_query(layer)) for model, layer in layers.items()}
+    costs = []
+    for count in counts:
+        more = num_loss_queries(config, count) - 1
+        for model, (layer, query) in fits.items():
+            figures = (np.polyval(a, count) + more * np.polyval(b, count) for a, b in zip(layer, query, strict=True))
+            costs.append(Cost(model, count, *(round(config.num_hidden_layers * figure) for figure in figures)))
+    return costs
 
 
 def peer_name(config: ITNetConfig) -> str:
@@ -129,7 +134,23 @@ def _fit(layer_and_arguments: tuple[nn.Module, Callable[[int], tuple]]) -> tuple
     return tuple(np.linalg.solve(np.vander(_SAMPLES).astype(np.float64), column) for column in figures.T)
 
 
-def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
+def _fit_loss_query(layer_and_arguments: tuple[nn.Module, Callable[[int], tuple]]) -> np.ndarray:
+    """Coefficients of what one more query of the proposal loss takes, linear in n: FLOPs and bytes; 0 without one."""
+    layer, arguments = layer_and_arguments
+    operator = getattr(layer, "operator", None)
+    if operator is None or operator.proposal is None:
+        return np.zeros((2, 1))
+
+    def line(*counts: int) -> np.ndarray:
+        figures = [_count(operator, arguments(count), operator.proposal_loss) for count in counts]
+        return np.polyfit(counts, np.array(figures, dtype=np.float64), 1).T
+
+    two = next(count for count in itertools.count() if num_loss_queries(operator.config, count) == 2)
+    with torch.random.fork_rng(devices=[]):
+        return line(two, two + 8) - line(8, 16)
+
+
+def _count(layer: nn.Module, arguments: tuple, forward: Callable | None = None) -> tuple[int, int]:
     """FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
     kept: dict[int, Tensor] = {}
 
@@ -140,7 +161,7 @@ def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     formulas = {torch.ops.itnet.pair_sum: _pair_sum_flops}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     with counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(*arguments)
+        (forward or layer)(*arguments)
     own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     kept_bytes = sum(tensor.untyped_storage().nbytes() for pointer, tensor in kept.items() if pointer not in own)
     return counter.get_total_flops(), kept_bytes

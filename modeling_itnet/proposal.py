@@ -84,7 +84,7 @@ class ITNetProposal(nn.Module):
         features = features.detach()
         queries, keys = self._ends(features, positions, frequencies)
         batch, count = measure.shape
-        number = max(1, min(_LOSS_QUERIES, count // (4 * self.config.head_dim)))
+        number = num_loss_queries(self.config, count)
         rows, _ = sample((measure / measure.sum(1, keepdim=True)).unsqueeze(1), number)
         rows = rows[:, 0]  # [B, number]
         pmf = self._pmf(_rows(queries, rows), keys, measure, rows)
@@ -120,6 +120,11 @@ class ITNetProposal(nn.Module):
         scores = (queries @ keys.mT).float() / math.sqrt(keys.shape[-1])
         epsilon = self.config.proposal_epsilon
         return (1 - epsilon) * (scores + omega.log()).softmax(-1) + epsilon * omega
+
+
+def num_loss_queries(config: ITNetConfig, count: int) -> int:
+    """How many of ``count`` queries the proposal loss of a layer looks at: n / (4 d_h), from 1 to 16."""
+    return max(1, min(_LOSS_QUERIES, count // (4 * config.head_dim)))
 
 
 @torch.no_grad()

@@ -124,15 +124,17 @@ class ITNetConfig(PreTrainedConfig):
 
         integration_mode (`str`, *optional*, defaults to `"auto"`):
             How the sum over `j` is taken. `"exact"`: all `n` keys, `O(n²)`. `"monte_carlo"`: `num_samples` keys per
-            query, `O(n)`. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exact up to `exact_max_positions`,
-            `approximate_mode` above. A model owns the parameters of its modes only: the kernel for exact and Monte
-            Carlo integration, `Φ` and `Ψ` for low rank, the proposal for Monte Carlo.
+            query, `O(n)`; a learned proposal draws them from `n²` small scores. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`.
+            `"auto"`: exact up to `exact_max_positions`, `approximate_mode` above, for every sample by its own number
+            of real positions, and for a causal model by `max_position_embeddings`. A model owns the parameters of its
+            modes only: the kernel for exact and Monte Carlo integration, `Φ` and `Ψ` for low rank, the proposal for
+            Monte Carlo.
         approximate_mode (`str`, *optional*):
             What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo
             integration without parameters of its own: samples follow the measure in training, anchors are used at
             evaluation. For exact integration at every length set `integration_mode="exact"`.
         exact_max_positions (`int`, *optional*, defaults to 512):
-            Largest number of positions that `"auto"` integrates exactly.
+            Largest number of real positions of a sample that `"auto"` integrates exactly.
         num_samples (`int`, *optional*, defaults to 128):
             Keys sampled per query, `M`, when training with Monte Carlo integration; number of anchors at evaluation.
             The variance of the estimate falls as `1/M`. Samples are drawn with replacement, so `M` may exceed `n` in

@@ -13,8 +13,8 @@ _ITERATIONS = 10
 _NAMESPACE = "itnet" if __name__ == "itnet_kernels.anchors" else f"itnet_{zlib.crc32(__name__.encode()):08x}"
 
 
-def kmeans_anchors(positions: Tensor, measure: Tensor, count: int, *, earliest: bool = False) -> tuple[Tensor, Tensor]:
-    """Clusters positions by k-means and picks a representative of each cluster.
+def kmeans_anchors(positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Clusters positions by k-means and represents each cluster by its position nearest to the centre.
 
     Starts from farthest points, the first position being the first of them, and takes 10 Lloyd steps weighted by the
     measure. Only positions of positive measure count: neither padding nor the other samples of a batch change the
@@ -25,8 +25,6 @@ def kmeans_anchors(positions: Tensor, measure: Tensor, count: int, *, earliest: 
         measure: ``[B, n]``, not negative.
         count: number of clusters M. A sample of at most M positions has one cluster for each, even if some coincide;
             otherwise, clusters beyond the number of distinct positions are empty.
-        earliest: represent a cluster by its first position, which all who see any of it can see, instead of the one
-            nearest to its centre. For causal operators.
 
     Returns:
         ``indices [B, M]``, the representatives (0 for empty clusters), and ``clusters [B, n]``, the cluster of every
@@ -36,7 +34,7 @@ def kmeans_anchors(positions: Tensor, measure: Tensor, count: int, *, earliest: 
         raise ValueError(f"`count` ({count}) must be at least 1")
     check_measure(measure, measure.shape[0], positions.shape[-2])
     positions = batched(positions).expand(measure.shape[0], -1, -1)
-    return _kmeans(positions.detach(), measure.detach(), count, earliest)
+    return _kmeans(positions.detach(), measure.detach(), count)
 
 
 def cluster_measure(measure: Tensor, clusters: Tensor, count: int) -> Tensor:
@@ -46,7 +44,7 @@ def cluster_measure(measure: Tensor, clusters: Tensor, count: int) -> Tensor:
 
 # Opaque to compilers: a trace would hold every one of the M + 10 steps.
 @torch.library.custom_op(f"{_NAMESPACE}::kmeans", mutates_args=())
-def _kmeans(positions: Tensor, measure: Tensor, count: int, earliest: bool) -> tuple[Tensor, Tensor]:
+def _kmeans(positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
     dtype = position_dtype(positions.device)
     points, weights, real = positions.to(dtype), measure.to(dtype), measure > 0
     centres = _farthest_points(points, real, count)  # [B, M, s]
@@ -60,20 +58,18 @@ def _kmeans(positions: Tensor, measure: Tensor, count: int, earliest: bool) -> t
     few = real.sum(1, keepdim=True) <= count
     clusters = torch.where(few, (real.cumsum(1) - 1).clamp(min=0), _nearest(points, centres))
     last = points.shape[1]  # stands for "none"
-    candidates = real
-    if not earliest:
-        own = centres.gather(1, clusters.unsqueeze(-1).expand_as(points))
-        distances = (points - own).square().sum(-1).float().where(real, torch.inf)
-        best = torch.full_like(centres[..., 0], torch.inf, dtype=torch.float32)
-        best = best.scatter_reduce(1, clusters, distances, "amin")
-        candidates = real & (few | (distances <= best.gather(1, clusters)))
+    own = centres.gather(1, clusters.unsqueeze(-1).expand_as(points))
+    distances = (points - own).square().sum(-1).float().where(real, torch.inf)
+    best = torch.full_like(centres[..., 0], torch.inf, dtype=torch.float32)
+    best = best.scatter_reduce(1, clusters, distances, "amin")
+    candidates = real & (few | (distances <= best.gather(1, clusters)))
     order = torch.arange(last, device=points.device).expand_as(clusters).where(candidates, last)
     first = order.new_full((order.shape[0], count), last).scatter_reduce(1, clusters, order, "amin")
     return torch.where(first < last, first, 0), clusters
 
 
 @_kmeans.register_fake
-def _(positions, measure, count, earliest):
+def _(positions, measure, count):
     batch, n = measure.shape
     return measure.new_empty(batch, count, dtype=torch.long), measure.new_empty(batch, n, dtype=torch.long)
 

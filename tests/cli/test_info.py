@@ -13,6 +13,7 @@ from modeling_itnet import ITNetForImageClassification, ITNetModel
 from modeling_itnet.cli import app
 from modeling_itnet.costs import model_costs, peer_parameters
 from modeling_itnet.parameters import PAPER_BASE, count_parameters, parameter_table
+from modeling_itnet.proposal import num_loss_queries
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}  # itnet-tiny
 
@@ -87,6 +88,18 @@ class TestCosts:
         pooler = 2 * 64 * 64
         cost = model_costs(config, [50], ())[0]
         assert cost.forward_flops == counter.get_total_flops() - pooler
+
+    def test_monte_carlo_flops_are_those_of_a_whole_model(self):
+        """At 200 positions, where the proposal loss looks at three queries and not at one as in short signals."""
+        config = ITNetConfig.from_preset(
+            "itnet-tiny", modality="signal", position_dim=2, integration_mode="monte_carlo", num_samples=32
+        )
+        (cost, _) = model_costs(config, [200], ("monte_carlo",))
+        model = ITNetModel(config).train()
+        with FlopCounterMode(display=False) as counter:
+            model(inputs_embeds=torch.randn(1, 200, 64), positions=torch.rand(200, 2))
+        assert num_loss_queries(config, 200) == 3
+        assert cost.forward_flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
     @pytest.mark.parametrize("mode", ["exact", "monte_carlo", "low_rank"])
     def test_memory_is_what_a_model_keeps(self, mode):

@@ -41,10 +41,9 @@ def test_the_measure_of_the_clusters_is_that_of_the_domain():
     torch.testing.assert_close(cluster_measure(measure, clusters, 6).sum(1), measure.sum(1))
 
 
-@pytest.mark.parametrize("earliest", [False, True])
-def test_as_many_as_positions_are_all_positions(earliest):
+def test_as_many_as_positions_are_all_positions():
     positions, measure = cloud(12)
-    indices, clusters = kmeans_anchors(positions, measure, 12, earliest=earliest)
+    indices, clusters = kmeans_anchors(positions, measure, 12)
     assert torch.equal(indices.sort(1).values, torch.arange(12).expand(3, 12))
     torch.testing.assert_close(cluster_measure(measure, clusters, 12), measure.gather(1, indices))
 
@@ -57,27 +56,25 @@ def test_more_than_distinct_positions_leave_empty_clusters():
     torch.testing.assert_close(weights.sort().values, torch.tensor([[0.0, 0.1, 0.4, 0.5]]))
 
 
-@pytest.mark.parametrize("earliest", [False, True])
-def test_positions_that_coincide_are_all_anchors_if_there_are_enough(earliest):
+def test_positions_that_coincide_are_all_anchors_if_there_are_enough():
     """As many anchors as positions are exact, with padding or without."""
     positions = torch.tensor([[9.0], [0.0], [1.0], [1.0], [2.0], [9.0]])
     measure = torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.4, 0.0]])
-    indices, clusters = kmeans_anchors(positions, measure, 4, earliest=earliest)
+    indices, clusters = kmeans_anchors(positions, measure, 4)
     assert indices.tolist() == [[1, 2, 3, 4]]
     torch.testing.assert_close(cluster_measure(measure, clusters, 4), measure[:, 1:5])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("earliest", [False, True])
-def test_padding_changes_nothing(side, earliest):
+def test_padding_changes_nothing(side):
     line = torch.arange(1, 31)[None, :, None] / 30  # regular: full of ties
     measure = torch.full((1, 30), 1 / 30)
-    indices, clusters = kmeans_anchors(line, measure, 7, earliest=earliest)
+    indices, clusters = kmeans_anchors(line, measure, 7)
     pads = (line.new_full((1, 9, 1), 0.37), measure.new_zeros(1, 9))
     order = (lambda a, b: (b, a)) if side == "left" else (lambda a, b: (a, b))
     padded = torch.cat(order(line, pads[0]), dim=1), torch.cat(order(measure, pads[1]), dim=1)
     shift = 9 if side == "left" else 0
-    padded_indices, padded_clusters = kmeans_anchors(*padded, 7, earliest=earliest)
+    padded_indices, padded_clusters = kmeans_anchors(*padded, 7)
     assert torch.equal(padded_indices - shift, indices)
     assert torch.equal(padded_clusters[:, shift : shift + 30], clusters)
 
@@ -88,16 +85,6 @@ def test_batch_mates_change_nothing():
     alone = kmeans_anchors(positions[1:2], measure[1:2], 5)
     for a, b in zip(together, alone, strict=True):
         assert torch.equal(a[1:2], b)
-
-
-def test_earliest_anchors_come_first_in_their_cluster():
-    positions, measure = cloud()
-    measure[:, 0] = 0
-    indices, clusters = kmeans_anchors(positions, measure, 6, earliest=True)
-    for b in range(3):
-        for c in range(6):
-            members = ((clusters[b] == c) & (measure[b] > 0)).nonzero()
-            assert indices[b, c] == members.min()
 
 
 def test_it_can_be_compiled():
