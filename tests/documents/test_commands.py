@@ -130,7 +130,7 @@ def test_pip(command):
         if bracket:
             assert base == "." and set(inside.rstrip("]").split(",")) <= set(extras), name
         elif base not in (".", "constraints.txt"):
-            assert base.lower() in known | {"parameterized", "httpx"}, f"{command.document}: {name}"
+            assert base.lower() in known | {"parameterized"}, f"{command.document}: {name}"
 
 
 @pytest.fixture(scope="session")
