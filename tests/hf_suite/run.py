@@ -3,7 +3,7 @@
 git clone <the repository huggingface/transformers>
 python tests/hf_suite/run.py transformers [--revision v5.22.2] [pytest options]
 
-Needs `pip install parameterized httpx`. The clone's tests and suite.py go into a temporary folder; nothing goes to
+Needs `pip install parameterized`. The clone's tests and suite.py go into a temporary folder; nothing goes to
 either repository.
 """
 
