@@ -37,7 +37,6 @@ SHORTER = {
         *("--widths", "4", "8", "--steps", "2", "--points", "8", "--samples", "4", "--quadrature", "4", "8")
     ],
     "examples/translation_invariance.py": ["--points", "6", "--samples", "2", "--steps", "3", "--output_dir", "ti"],
-    "itnet info": [],
     "itnet bench": ["-n", "8", "--rounds", "1"],
     "itnet train": ["-o", "max_steps=1", "-o", "output_dir=run", "-o", "max_eval_samples=4"],
 }
@@ -52,8 +51,8 @@ HELP_ONLY = {
     "tests/fuzz/run.py": "tests/fuzz",
     "tests/sweep.py": "runs this suite",
 }
-#: Programs that a reader has anyway, with arguments that nothing here can check.
-FOREIGN = ("git clone", "source", "pre-commit install", "python -I", "itnet export", "itnet create", "itnet train")
+#: Run whole without arguments; any other bare `itnet NAME` in a text is the name of a command.
+WITHOUT_ARGUMENTS = ("itnet info", "itnet bench", "itnet verify")
 
 
 def distinct() -> list[Command]:
@@ -64,8 +63,8 @@ def distinct() -> list[Command]:
 def kind(command: Command) -> str:
     words = shlex.split(command.text)
     program = os.path.basename(words[0])
-    if command.text in FOREIGN or command.text.startswith(("git clone", "source", ".venv/bin/pre-commit")):
-        return "foreign"
+    if command.text.startswith(("git clone", "source", ".venv/bin/pre-commit")) or command.text == "python -I":
+        return "foreign"  # a program that a reader has anyway, with arguments that nothing here can check
     if program == "pytest" or words[:3] == ["python", "-m", "pytest"]:
         return "pytest"
     if program == "python" and words[1] == "-c":
@@ -183,12 +182,15 @@ def test_python(command, folder, tiny_data):
 def test_itnet(command, folder, tiny_data, monkeypatch):
     """Placeholders become folders: the first one a model, a second one of `create`, `export`, `convert` a new one."""
     words = shortened(command, tiny_data)
+    is_bare = re.fullmatch(r"itnet [a-z]\S*", command.text)
+    if is_bare and command.text not in WITHOUT_ARGUMENTS:
+        words = [*words[:2], "--help"]
     values = {"PRESET": "itnet-tiny", "INPUT": "picture.png", "FILES": "picture.png", "[MODEL]": "itnet-tiny"}
     sources = iter([] if words[1] == "create" else ["exact"])
     for index, word in enumerate(words):
         if PLACEHOLDER.match(word):
             words[index] = values.get(word) or next(sources, f"new-{abs(hash(command.text))}-{index}")
-    if words[1] == "create":
+    if words[1] == "create" and not is_bare:
         words[3] = f"new-{abs(hash(command.text))}"
     if words[1] == "convert":
         words += ["--steps", "1"]
