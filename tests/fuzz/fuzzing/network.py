@@ -27,8 +27,8 @@ class Network:
             name = f"layers.{index}"
             features = self.norm(f"{name}.operator_norm", u)
             u = u + self.operator(f"{name}.operator", features, x, measure, neighbors, gate)
-            hidden = gelu(self.linear(f"{name}.feed_forward.expand", self.norm(f"{name}.feed_forward_norm", u)))
-            u = u + self.linear(f"{name}.feed_forward.contract", self.r(hidden))
+            hidden = self.linear(f"{name}.feed_forward.expand", self.norm(f"{name}.feed_forward_norm", u))
+            u = u + self.linear(f"{name}.feed_forward.contract", self.r(gelu(hidden, self.r)))
         u = self.norm("layernorm", u)
         return {"states": u, "pooled": self.pooled(u, measure)}
 
@@ -64,7 +64,7 @@ class Network:
         gamma = self.gamma(x).unsqueeze(-2)
         joint = torch.cat([gamma.expand(*heads.shape[:3], -1), heads], -1)
         w1, b1, w2, b2 = (self.weights[f"{name}.{key}"] for key in ("w1", "b1", "w2", "b2"))
-        hidden = self.r(gelu(self.r(joint @ w1.T + b1)))
+        hidden = self.r(gelu(self.r(joint @ w1.T + b1), self.r))
         return self.r(torch.einsum("bnhk,hrak->bnhra", hidden, w2) + b2)
 
     def gamma(self, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Network:
             count = min(self.config.local_neighbors, int(real.sum()))
             nearest = distances.sort(dim=1, stable=True).indices[:, :count]
             differences = sample[nearest] - sample[:, None]
-            hidden = self.r(gelu(self.linear("encoder.local.expand", differences)))
+            hidden = self.r(gelu(self.linear("encoder.local.expand", differences), self.r))
             rows.append(self.linear("encoder.local.contract", hidden).amax(1))
         return torch.stack(rows)
 
