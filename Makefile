@@ -33,9 +33,10 @@ test: lint ## lint, then run the tests
 # A second environment: the lowest Python and the lowest versions that pyproject.toml allows. Gigabytes on Linux, where
 # PyPI has torch with CUDA only; no GPU is needed.
 LOWEST := .venv-lowest
-LOWEST_PYTHON ?= python3.10
+LOWEST_PYTHON ?= python3.11
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	@$(LOWEST_PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt torch
 	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
 	@touch $@
 

@@ -178,7 +178,9 @@ class TestTrain:
             "script: run_it\n",
             "import time\nfrom pathlib import Path\nPath('started').touch()\ntime.sleep(600)\n",
         )
-        command = [sys.executable, "-c", MAIN, "train", "long"]
+        # What runs in the background of a shell inherits that SIGINT is ignored; a user's terminal does not.
+        listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        command = [sys.executable, "-c", listen + MAIN, "train", "long"]
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -44,6 +44,7 @@ SHORTER = {
 HELP_ONLY = {
     "examples/kernel_figures.py": "tests/examples/test_kernel_figures.py",
     "examples/make_checkpoints.py": "tests/examples/test_checkpoints.py",
+    "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",
     "kernels/benchmarks/run.py": "minutes of timing",
     "itnet_kernels.inspect": "tests/kernels/test_triton_compile.py",
