@@ -109,9 +109,10 @@ def main() -> None:
 
 
 def _load(name: str):
-    """The sub-command itself."""
+    """The sub-command itself, which prints no progress bars beside its answer."""
     module, _ = COMMANDS[name]
     commands = importlib.import_module(f"modeling_itnet.cli.{module}").commands
+    importlib.import_module("transformers.utils.logging").disable_progress_bar()
     return typer.main.get_command(commands).commands[name]
 
 

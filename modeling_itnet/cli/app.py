@@ -17,7 +17,6 @@ import json
 from pathlib import Path
 
 import typer
-from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
 
@@ -26,8 +25,6 @@ from ..modeling_itnet import ITNetPreTrainedModel
 
 #: The sub-commands that have been loaded. The application is `itnet_command.app`.
 commands = typer.Typer(callback=lambda: None)  # with a callback it stays a group, even of one
-
-logging.disable_progress_bar()
 
 
 def load_config(name: str, **overrides) -> ITNetConfig:
