@@ -228,10 +228,10 @@ class ITNetOperator(nn.Module):
         plan = integration_plan(self.config, measure) if plan is None else plan
         parts = []
         for group in plan:
-            heads, indices = self._heads(group.select(features)), group.select(neighbors)
+            heads, edges = self._heads(group.select(features)), group.select(neighbors)
             x, omega = group.domain(positions, measure)
-            omega = omega.gather(1, indices.clamp(min=0).flatten(1)).view(indices.shape) * (indices >= 0)  # [b, n, m]
-            indices = indices.clamp(min=0)
+            indices = edges.clamp(min=0)
+            omega = omega.gather(1, indices.flatten(1)).view(indices.shape) * (edges >= 0)  # [b, n, m]
             if group.mode == "low_rank":
                 phi, psi = self.factors.factors(heads, x, frequencies)
                 bias = self.factors.bias

@@ -22,13 +22,30 @@ from torch.nn.parameter import is_lazy
 _CONVERTERS: dict[type | str, Callable[..., nn.Module]] = {}
 
 
-class Conversion(nn.Module):
+class _StandIn(nn.Module):
+    """A module in place of the submodule called ``stands_for``: attributes that it does not have are those of that."""
+
+    stands_for: str
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            original = self.__dict__.get("_modules", {}).get(self.stands_for)
+            if original is None or not hasattr(original, name):
+                raise
+            return getattr(original, name)
+
+
+class Conversion(_StandIn):
     """An ITNet operator in place of ``module``: the module's call, computed as integrals against kernels.
 
     It keeps the module for its parameters and reads them at every call, so that the two share weights and gradients;
     the module's ``forward`` is never called. Attributes that the operator does not have are those of the module, for
     callers that read them: ``operator.weight``, ``operator.batch_first``.
     """
+
+    stands_for = "module"
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -44,15 +61,6 @@ class Conversion(nn.Module):
     def __call__(self, *args, **kwargs):
         self.check_hooks()
         return super().__call__(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            module = self.__dict__.get("_modules", {}).get("module")
-            if module is None or not hasattr(module, name):
-                raise
-            return getattr(module, name)
 
     def check_hooks(self) -> None:
         """Raises if the module has hooks of its own: they run when it is called, and the operator never calls it.
@@ -141,8 +149,10 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
     return len(found)
 
 
-class _Several(nn.Module):
+class _Several(_StandIn):
     """(output, None, ...) for a caller that unpacks what the original module returns, and reads its attributes."""
+
+    stands_for = "operator"
 
     def __init__(self, operator: nn.Module, count: int):
         super().__init__()
@@ -150,15 +160,6 @@ class _Several(nn.Module):
         # In evaluation, nn.TransformerEncoderLayer computes with the weights of its attention instead of calling it,
         # unless that has a hook.
         self.register_forward_pre_hook(_must_be_called)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            operator = self.__dict__.get("_modules", {}).get("operator")
-            if operator is None or not hasattr(operator, name):
-                raise
-            return getattr(operator, name)
 
     def forward(self, *args, **kwargs) -> tuple[Tensor | None, ...]:
         return (self.operator(*args, **kwargs), *(None,) * (self.count - 1))
