@@ -39,7 +39,7 @@ from modeling_itnet import (
     ITNetPointCloudProcessor,
     ITNetProcessor,
 )
-from modeling_itnet.diagnosis import KernelDiagnosis, diagnose_kernels
+from modeling_itnet.analysis.diagnosis import KernelDiagnosis, diagnose_kernels
 
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels_learned.md"

@@ -10,7 +10,7 @@ import torch
 
 from itnet_kernels import kernel_matrices
 from modeling_itnet import ITNetConfig, ITNetModel
-from modeling_itnet.operator_inputs import find_operators
+from modeling_itnet.operator import find_operators
 
 GLUE = {  # Table glue: eight scores, printed average
     "BERT-base": ((52.1, 93.5, 88.9, 85.8, 71.2, 84.6, 90.5, 66.4), 79.1),

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from modeling_itnet.recipes import ROOT
+from modeling_itnet.training.recipes import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 RATES = ("1e-3", "3e-3", "1e-2")  # learning rates that every tuned model tries

@@ -17,7 +17,7 @@ from pathlib import Path
 from results_grid import Run, runs
 from results_table import PAGE, page
 
-from modeling_itnet.recipes import ROOT, find_recipe, read_recipe
+from modeling_itnet.training.recipes import ROOT, find_recipe, read_recipe
 
 
 def parse_arguments() -> argparse.Namespace:

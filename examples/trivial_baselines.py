@@ -26,7 +26,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from tokenizers import BertWordPieceTokenizer
 from torch.nn import functional as F
 
-from modeling_itnet.recipes import find_recipe, read_recipe
+from modeling_itnet.training.recipes import find_recipe, read_recipe
 
 Scores = tuple[str, dict[str, float]]  # what the model does, and its metrics
 

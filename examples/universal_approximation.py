@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from itnet_kernels import KernelWeights, integral_transform
-from itnet_kernels.reference import kernel_input
+from itnet_kernels.exact.reference import kernel_input
 from modeling_itnet.special_cases import FunctionKernel, IntegralOperator
 
 

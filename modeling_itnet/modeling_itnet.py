@@ -1,16 +1,4 @@
-# Copyright 2026 The ITNet Authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """ITNetModel: encoder -> L layers -> final layer norm."""
 
 import math
@@ -30,12 +18,12 @@ from configuration_itnet import ITNetConfig
 
 from .domain import Signal, check_tensor
 from .encoders import ENCODERS, ITNetGraphEncoder, ITNetImageEncoder
-from .factors import ITNetFactor, ITNetFactors
-from .integration import ITNetAnchors, Plan, integration_plan, needs_anchors
+from .integration.anchors import ITNetAnchors
+from .integration.choice import Plan, integration_plan, needs_anchors
+from .integration.factors import ITNetFactor, ITNetFactors
+from .integration.low_rank_fit import LowRankReport, fit_low_rank
 from .layers import ITNetLayer
-from .low_rank_fit import LowRankReport, fit_low_rank
-from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, reset_linear
-from .operator_inputs import find_operators
+from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
 from .outputs import ITNetModelOutput, adds_proposal_loss
 from .positional import takes_main_input_first
 
@@ -126,8 +114,8 @@ class ITNetPreTrainedModel(PreTrainedModel):
         Args:
             rank (`int`): Rank of the kernel per head, from 1 to `config.head_dim`.
             calibration_data: One or more batches of forward arguments, on which the factors are fitted.
-            settings: Further arguments of [`modeling_itnet.low_rank_fit.fit_low_rank`]: steps and learning rates,
-                `integration_mode`, `seed`.
+            settings: Further arguments of [`modeling_itnet.integration.low_rank_fit.fit_low_rank`]: steps and
+                learning rates, `integration_mode`, `seed`.
 
         Returns:
             The relative errors per layer and of the whole model.

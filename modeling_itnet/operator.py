@@ -1,16 +1,4 @@
-# Copyright 2026 The ITNet Authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """The multi-head ITNet operator as a module, and the Fourier features of positions."""
 
 import math
@@ -31,9 +19,10 @@ from itnet_kernels import (
 )
 
 from .domain import uniform_measure
-from .factors import ITNetFactors
-from .integration import Anchors, Group, ITNetAnchors, Plan, integration_plan, merge, needs_anchors
-from .proposal import ITNetProposal, draw_from_measure
+from .integration.anchors import Anchors, ITNetAnchors
+from .integration.choice import Group, Plan, integration_plan, merge, needs_anchors
+from .integration.factors import ITNetFactors
+from .integration.proposal import ITNetProposal, draw_from_measure
 
 
 class ITNetFourierFeatures(nn.Module):
@@ -322,6 +311,11 @@ class ITNetOperator(nn.Module):
             raise ValueError(
                 f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
             )
+
+
+def find_operators(model: nn.Module) -> list[ITNetOperator]:
+    """The operators of all layers, in their order."""
+    return [module for module in model.modules() if isinstance(module, ITNetOperator)]
 
 
 def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:

@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.recipes import find_recipe, read_recipe, recipe_options
+from modeling_itnet.training.recipes import find_recipe, read_recipe, recipe_options
 
 CHECKPOINTS = ("model_name_or_path", "image_checkpoint", "text_checkpoint")  # options that bring a configuration
 NEW_MODEL = ("preset", "integration_mode", "config_overrides")  # options that describe one

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from datasets import ClassLabel, Dataset, Image, Value, concatenate_datasets, load_dataset
 
-from modeling_itnet.recipes import ROOT
+from modeling_itnet.training.recipes import ROOT
 
 from .arguments import DataArguments
 

@@ -1,13 +1,13 @@
 """The integral operator of ITNet as functions of tensors. Needs torch; triton is optional."""
 
-from .anchors import cluster_measure, kmeans_anchors
+from .exact.reference import kernel_matrices
 from .integral_transform import BACKENDS, integral_transform, resolve_backend
-from .low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
-from .monte_carlo import monte_carlo_transform
+from .low_rank.low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
 from .positions import fourier_features
 from .prefix_sum import prefix_sum
-from .reference import kernel_matrices
-from .sampled import integrand_norms, sampled_transform
+from .sampled.anchors import cluster_measure, kmeans_anchors
+from .sampled.monte_carlo import monte_carlo_transform
+from .sampled.sampled import integrand_norms, sampled_transform
 from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 
 __all__ = [

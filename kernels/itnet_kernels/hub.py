@@ -32,13 +32,16 @@ backends = [{backends}]
 def write_kernel_repository(folder: Path) -> Path:
     """Writes the repository and returns its path. Existing sources in it are replaced."""
     package = Path(__file__).parent
-    sources = [path for path in sorted(package.glob("*.py")) if path.name != Path(__file__).name]
-    digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sources)).hexdigest()
+    sources = [path.relative_to(package) for path in sorted(package.rglob("*.py")) if path != Path(__file__)]
+    digest = hashlib.sha256(
+        b"".join(path.as_posix().encode() + (package / path).read_bytes() for path in sources)
+    ).hexdigest()
     for target in (folder / "torch-ext" / package.name, folder / "build" / "torch-universal"):
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         for path in sources:
-            shutil.copy(path, target)
+            (target / path).parent.mkdir(exist_ok=True)
+            shutil.copy(package / path, target / path)
     metadata = {
         "name": NAME,
         "id": f"_{package.name}_{digest[:12]}",

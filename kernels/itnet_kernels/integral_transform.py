@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .reassociated import matmul_dtype, reassociated_transform
-from .reference import reference_transform
-from .triton_sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
+from .exact.reassociated import matmul_dtype, reassociated_transform
+from .exact.reference import reference_transform
+from .exact.triton_sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights
 

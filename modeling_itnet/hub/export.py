@@ -1,16 +1,4 @@
-# Copyright 2026 The ITNet Authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License");
-# you may not use this file except in compliance with the License.
-# You may obtain a copy of the License at
-#
-#     http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS,
-# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and
-# limitations under the License.
+# SPDX-License-Identifier: Apache-2.0
 """Folders that load anywhere: weights, configuration, processor, card, and the code that they need."""
 
 import json
@@ -22,12 +10,12 @@ from huggingface_hub import create_repo
 
 from configuration_itnet import ITNetConfig
 
-from ..auto import AUTO_MODELS, AUTO_PROCESSORS, model_classes
-from ..heads_multimodal import ITNetForVisualQuestionAnswering
+from ..heads.multimodal import ITNetForVisualQuestionAnswering
 from ..modeling_itnet import ITNetPreTrainedModel
-from ..pipelines import TASK, ITNetVisualQuestionAnsweringPipeline
+from .auto import AUTO_MODELS, AUTO_PROCESSORS, model_classes
 from .card import model_card
 from .flatten import flat_reference, write_flat_sources
+from .pipelines import TASK, ITNetVisualQuestionAnsweringPipeline
 
 # All that a folder can be asked for. Every folder gets the same code, whatever its modality.
 _CLASSES = (

@@ -19,8 +19,8 @@ from transformers.utils import logging
 from typer.testing import CliRunner
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor, ITNetModel
+from modeling_itnet.analysis.costs import itnet_layer
 from modeling_itnet.cli import app
-from modeling_itnet.costs import itnet_layer
 from modeling_itnet.hub import find_task, make_tokenizer, task_classes
 from modeling_itnet.special_cases.verify import TheoremRow
 

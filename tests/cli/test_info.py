@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from configuration_itnet import ITNetConfig
 from modeling_itnet import ITNetForImageClassification, ITNetModel
+from modeling_itnet.analysis.costs import model_costs, peer_parameters
+from modeling_itnet.analysis.parameters import PAPER_BASE, count_parameters, parameter_table
 from modeling_itnet.cli import app
-from modeling_itnet.costs import model_costs, peer_parameters
-from modeling_itnet.parameters import PAPER_BASE, count_parameters, parameter_table
-from modeling_itnet.proposal import num_loss_queries
+from modeling_itnet.integration.proposal import num_loss_queries
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}  # itnet-tiny
 

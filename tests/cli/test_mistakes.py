@@ -141,11 +141,11 @@ class TestTrain:
         words = run("train", "mine", "--dry-run").split()
         assert words[1:] == [str(tmp_path / "examples" / "run_it.py"), words[2]]
         monkeypatch.chdir(tmp_path / "below")
-        monkeypatch.setattr("modeling_itnet.recipes.ROOT", tmp_path / "nowhere")  # as in a wheel
+        monkeypatch.setattr("modeling_itnet.training.recipes.ROOT", tmp_path / "nowhere")  # as in a wheel
         assert run("train", "mine", "--dry-run").split()[1:] == words[1:]
 
     def test_no_clone(self, fail, tmp_path, monkeypatch):
-        monkeypatch.setattr("modeling_itnet.recipes.ROOT", tmp_path / "nowhere")
+        monkeypatch.setattr("modeling_itnet.training.recipes.ROOT", tmp_path / "nowhere")
         assert "there is no clone of the repository around" in fail("train", "cifar10-cpu")
         (tmp_path / "mine.yaml").write_text("script: run_mlm\n", encoding="utf-8")
         assert "there is no clone of the repository around" in fail("train", "mine.yaml")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from modeling_itnet.cli import app
 from modeling_itnet.hub import create_checkpoint
-from modeling_itnet.recipes import find_recipe
+from modeling_itnet.training.recipes import find_recipe
 
 from .extract import ROOT, Command, commands, documents
 
@@ -47,7 +47,7 @@ HELP_ONLY = {
     "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",
     "kernels/benchmarks/run.py": "minutes of timing",
-    "itnet_kernels.inspect": "tests/kernels/test_triton_compile.py",
+    "kernels/benchmarks/inspect_kernels.py": "tests/kernels/test_triton_compile.py",
     "tests/hf_suite/run.py": "needs a clone of Transformers",
     "tests/fuzz/run.py": "tests/fuzz",
     "tests/sweep.py": "runs this suite",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configuration_itnet import ITNetConfig, preset_names
-from modeling_itnet.parameters import parameter_table
+from modeling_itnet.analysis.parameters import parameter_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SIZES = re.findall(

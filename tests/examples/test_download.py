@@ -13,7 +13,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
 
-from modeling_itnet.recipes import find_recipe, read_recipe, recipe_names
+from modeling_itnet.training.recipes import find_recipe, read_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 

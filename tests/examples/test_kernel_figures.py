@@ -3,7 +3,7 @@
 import torch
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification
-from modeling_itnet.diagnosis import diagnose_kernels
+from modeling_itnet.analysis.diagnosis import diagnose_kernels
 
 
 def test_section(load_script, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetImageProcessor
-from modeling_itnet.recipes import RECIPES, ROOT
+from modeling_itnet.training.recipes import RECIPES, ROOT
 
 SMALL = ["num_hidden_layers=1", "hidden_size=16", "num_attention_heads=2", "intermediate_size=16"]
 SMALL += ["kernel_hidden_size=4", "num_fourier_features=4", "integration_mode=exact"]

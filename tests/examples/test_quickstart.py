@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from modeling_itnet import ITNetForImageClassification
-from modeling_itnet.diagnosis import diagnose_kernels
+from modeling_itnet.analysis.diagnosis import diagnose_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 

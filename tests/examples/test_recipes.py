@@ -17,7 +17,7 @@ from modeling_itnet import (
     ITNetForVisualQuestionAnswering,
 )
 from modeling_itnet.cli import app
-from modeling_itnet.recipes import RECIPES, find_recipe, read_recipe, recipe_names, recipe_options
+from modeling_itnet.training.recipes import RECIPES, find_recipe, read_recipe, recipe_names, recipe_options
 
 # Modality and head by script.
 HEADS = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from modeling_itnet.recipes import recipe_names
+from modeling_itnet.training.recipes import recipe_names
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import TrainerCallback
 
-from modeling_itnet.recipes import RECIPES
+from modeling_itnet.training.recipes import RECIPES
 
 SMALL = ["num_hidden_layers=1", "hidden_size=16", "num_attention_heads=2", "intermediate_size=16", "num_samples=2"]
 SMALL += ["kernel_hidden_size=4", "num_fourier_features=4", "hidden_dropout_prob=0.2", "local_neighbors=2"]

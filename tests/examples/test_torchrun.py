@@ -10,7 +10,7 @@ import datasets
 import pytest
 import torch
 
-from modeling_itnet.recipes import RECIPES
+from modeling_itnet.training.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["num_hidden_layers=1", "hidden_size=16", "num_attention_heads=2", "intermediate_size=16", "rank=2"]

@@ -96,7 +96,7 @@ def skip(names: str, reason: str):
 
 @skip(
     "test_onnx_export_static test_onnx_export_dynamic",
-    "Transformers' exporter does not know our sum over pairs; modeling_itnet.onnx_export does",
+    "Transformers' exporter does not know our sum over pairs; modeling_itnet.hub.onnx_export does",
 )
 class Family(ModelTesterMixin):
     has_attentions = False

@@ -7,7 +7,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, Au
 
 import modeling_itnet
 from modeling_itnet import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor
-from modeling_itnet.auto import AUTO_MODELS
+from modeling_itnet.hub.auto import AUTO_MODELS
 
 
 def test_every_model_class_has_an_auto_class():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from configuration_itnet import ITNetConfig, preset_names
 from modeling_itnet import ITNetForImageClassification, ITNetForPointCloudClassification
+from modeling_itnet.analysis.parameters import parameter_table
 from modeling_itnet.cli import app
 from modeling_itnet.hub import model_card, result_task
-from modeling_itnet.parameters import parameter_table
 
 CARDS = Path(__file__).parents[2] / "model_cards"
 

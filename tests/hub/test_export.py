@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from modeling_itnet.onnx_export import _output_names, export_graph, export_onnx
+from modeling_itnet.hub.onnx_export import _output_names, export_graph, export_onnx
 
 MODES = {"exact": {"integration_mode": "exact"}, "low_rank": {"integration_mode": "low_rank", "rank": 3}}
 

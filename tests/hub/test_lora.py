@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import AutoPeftModel, PeftModel, get_peft_model
 
-from modeling_itnet.lora import LORA_TARGET_MODULES, lora_config
+from modeling_itnet.training.lora import LORA_TARGET_MODULES, lora_config
 
 HEADS = ["image-classification", "sequence-classification", "point-cloud", "question-answering", "signal"]
 

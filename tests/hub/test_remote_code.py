@@ -168,12 +168,12 @@ class TestCode:
         "line, complaint",
         [
             ("import itnet_kernels", "not `import package`"),
-            ("from itnet_kernels import tiles", "not the module itself"),
+            ("from itnet_kernels.exact import tiled", "not the module itself"),
             ("from . import heads", "not the module itself"),
         ],
     )
     def test_what_has_no_flat_form_is_an_error(self, monkeypatch, line, complaint):
-        module = flatten.read_module("modeling_itnet.heads")
+        module = flatten.read_module("modeling_itnet.operator")
         changed = module._replace(source=line, tree=ast.parse(line))
         with pytest.raises(ValueError, match=complaint):
             flatten._flatten(changed)

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 from modeling_itnet import outputs
-from modeling_itnet.trainer import ITNetTrainer
+from modeling_itnet.training.trainer import ITNetTrainer
 
 
 class Rows(Dataset):

@@ -149,9 +149,9 @@ def same():
 def tiling(request, monkeypatch):
     """Runs a test with the usual tiles, which hold small problems whole, and with tiles of 2 queries and 3 keys."""
     if request.param == "many tiles":
-        monkeypatch.setattr("itnet_kernels.tiles._TILE_ELEMENTS", 36)
-        monkeypatch.setattr("itnet_kernels.tiles._TILE_KEYS", 3)
-        monkeypatch.setattr("itnet_kernels.tiles._MOMENT_ELEMENTS", 96)
+        monkeypatch.setattr("itnet_kernels.exact.tiled._TILE_ELEMENTS", 36)
+        monkeypatch.setattr("itnet_kernels.exact.tiled._TILE_KEYS", 3)
+        monkeypatch.setattr("itnet_kernels.exact.tiled._MOMENT_ELEMENTS", 96)
     return request.param
 
 
@@ -167,7 +167,7 @@ def pair_sum_arguments(monkeypatch):
             return torch.zeros_like(arguments[0])
 
         with monkeypatch.context() as patch:
-            patch.setattr("itnet_kernels.reassociated.pair_sum", record)
+            patch.setattr("itnet_kernels.exact.reassociated.pair_sum", record)
             problem.run(backend)
         (arguments,) = calls
         return tuple(

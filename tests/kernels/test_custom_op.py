@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
-from itnet_kernels.pair_inputs import PairInputs
+from itnet_kernels.exact.pair_inputs import PairInputs
 
 VARIANTS = {
     "full": {"n": 6},

@@ -21,8 +21,9 @@ def test_layout(repository):
     build = repository / "build" / "torch-universal"
     metadata = json.loads((build / "metadata.json").read_text(encoding="utf-8"))
     assert metadata["name"] == "itnet-kernels" and metadata["version"] == 1
-    sources = {path.name for path in (repository / "torch-ext" / "itnet_kernels").iterdir()}
-    assert sources == {path.name for path in build.iterdir()} - {"metadata.json"}
+    sources = repository / "torch-ext" / "itnet_kernels"
+    names = {path.relative_to(sources).as_posix() for path in sources.rglob("*.py")}
+    assert names == {path.relative_to(build).as_posix() for path in build.rglob("*.py")} and "exact/tiled.py" in names
     parsed = kernels._rust.Build.open(repository)  # kernel-builder's own parser
     assert len(parsed.general.backends) == 4
 
@@ -43,6 +44,6 @@ def test_loads_and_computes_the_same(repository, problem):
 
 def test_has_operators_of_its_own(repository):
     loaded = kernels.get_local_kernel(repository)
-    inner = sys.modules[f"{loaded.__name__}.pair_sum"]
+    inner = sys.modules[f"{loaded.__name__}.exact.pair_sum"]
     assert inner.pair_sum._qualname != "itnet::pair_sum"
-    assert itnet_kernels.pair_sum.pair_sum._qualname == "itnet::pair_sum"
+    assert itnet_kernels.exact.pair_sum.pair_sum._qualname == "itnet::pair_sum"

@@ -66,7 +66,7 @@ def test_every_module_guards_its_import_of_triton():
     """The loader of Hub code takes an import of Triton for a requirement unless it is in a ``try``."""
     package = Path(__file__).parents[2] / "kernels" / "itnet_kernels"
     found = 0
-    for path in package.glob("*.py"):
+    for path in package.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         guarded = {inner for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
         imports = [node for node in nodes if imports_triton(node)]

@@ -53,7 +53,7 @@ def plain(tensors, is_causal=False):
 @pytest.fixture(params=["one chunk", "many chunks"])
 def chunks(request, monkeypatch):
     if request.param == "many chunks":
-        monkeypatch.setattr("itnet_kernels.low_rank._CHUNK_ELEMENTS", 100)  # two positions at a time
+        monkeypatch.setattr("itnet_kernels.low_rank.low_rank._CHUNK_ELEMENTS", 100)  # two positions at a time
 
 
 @pytest.mark.parametrize("form", ["tensor", "mlp"])

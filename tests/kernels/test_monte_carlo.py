@@ -17,7 +17,7 @@ from itnet_kernels import (
 @pytest.fixture(params=["one tile", "many tiles"])
 def tiles(request, monkeypatch):
     if request.param == "many tiles":
-        monkeypatch.setattr("itnet_kernels.sampled._TILE_ELEMENTS", 30)  # one query at a time
+        monkeypatch.setattr("itnet_kernels.sampled.sampled._TILE_ELEMENTS", 30)  # one query at a time
 
 
 def draw(pmf, count, seed=0):

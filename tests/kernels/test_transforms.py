@@ -35,7 +35,7 @@ SIZES = {"batch": 2, "heads": 2, "head_dim": 2, "width": 3, "frequencies": 2}
 @pytest.fixture(params=["one tile", "many tiles"])
 def plain_tiles(request, monkeypatch):
     if request.param == "many tiles":
-        monkeypatch.setattr("itnet_kernels.plain_pair_sum._TILE_ELEMENTS", 1)  # one query at a time
+        monkeypatch.setattr("itnet_kernels.exact.plain_pair_sum._TILE_ELEMENTS", 1)  # one query at a time
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)

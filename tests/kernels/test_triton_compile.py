@@ -1,24 +1,22 @@
 """What the compiler makes of the tile configurations, without a GPU. A change that spills fails here."""
 
 import functools
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="the triton package is not installed")
 
-from itnet_kernels.inspect import (
-    PAPER_SHAPES,
-    PRODUCTS,
-    KernelReport,
-    inspect_kernel,
-    key_loop,
-    predict,
-    shipped_configs,
-)
+SCRIPT = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks" / "inspect_kernels.py"
+spec = importlib.util.spec_from_file_location("inspect_kernels", SCRIPT)
+inspection = sys.modules["inspect_kernels"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(inspection)
+
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
@@ -29,16 +27,16 @@ VARIANTS = {"weighted": {}, "causal": {"is_causal": True}, "float16": {"dtype": 
 
 @functools.cache
 def inspect_default(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16", **options):
-    config = shipped_configs(kernel, arch, head_dim, dtype)[0]
-    return inspect_kernel(kernel, config, arch, head_dim, dtype=dtype, **options)
+    config = inspection.shipped_configs(kernel, arch, head_dim, dtype)[0]
+    return inspection.inspect_kernel(kernel, config, arch, head_dim, dtype=dtype, **options)
 
 
 @pytest.mark.parametrize("arch", DEVICES)
-@pytest.mark.parametrize("kernel", PRODUCTS)
+@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
 def test_every_configuration(kernel, arch):
     """d_h = 64, w = 128: no spills in the loop, nothing computed twice, no product serialised."""
-    for config in shipped_configs(kernel, arch):
-        report = inspect_kernel(kernel, config, arch)
+    for config in inspection.shipped_configs(kernel, arch):
+        report = inspection.inspect_kernel(kernel, config, arch)
         assert report.faults() == [], config
         if arch != "gfx942":
             assert report.mufu_per_element == 1.0
@@ -46,7 +44,7 @@ def test_every_configuration(kernel, arch):
 
 
 @pytest.mark.parametrize("arch", DEVICES[:3])
-@pytest.mark.parametrize("kernel", PRODUCTS)
+@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
 def test_float32(kernel, arch):
     report = inspect_default(kernel, arch, dtype="fp32")
     assert report.faults() == []
@@ -56,13 +54,13 @@ def test_float32(kernel, arch):
 @pytest.mark.parametrize(
     ("arch", "head_dim", "width"), [("sm_90", 16, 32), ("sm_80", 32, 256), ("sm_80", 128, 64), ("sm_90", 128, 128)]
 )
-@pytest.mark.parametrize("kernel", PRODUCTS)
+@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
 def test_other_sizes(kernel, arch, head_dim, width):
     assert inspect_default(kernel, arch, head_dim, width=width).faults() == []
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kernel", PRODUCTS)
+@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
 def test_defaults_on_hopper(kernel, variant):
     """wgmma for every product; stack outside the loop only; figures of docs/kernels.md."""
     report = inspect_default(kernel, **VARIANTS[variant])
@@ -80,27 +78,29 @@ def test_defaults_on_hopper(kernel, variant):
 def test_backward_costs_at_most_three_and_a_half_forwards():
     """In tensor-core FLOPs per pair as compiled; the GEMMs with W2 are two against one."""
     forward, backward = (inspect_default(kernel) for kernel in ("forward", "backward"))
-    flops = {r.kernel: r.flop_share * PRODUCTS[r.kernel] for r in (forward, backward)}
+    flops = {r.kernel: r.flop_share * inspection.PRODUCTS[r.kernel] for r in (forward, backward)}
     assert flops["backward"] <= 3.5 * flops["forward"]
-    for shape in PAPER_SHAPES:
-        row = predict(shape, {"forward": forward, "backward": backward})
+    for shape in inspection.PAPER_SHAPES:
+        row = inspection.predict(shape, {"forward": forward, "backward": backward})
         assert row["backward_gflop"] <= 3.5 * row["forward_gflop"]
 
 
-@pytest.mark.parametrize("kernel", PRODUCTS)
+@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
 def test_without_bias(kernel):
-    (config, *_) = shipped_configs(kernel)
-    assert inspect_kernel(kernel, config, needs_measure=True, has_bias=False).faults() == []
+    (config, *_) = inspection.shipped_configs(kernel)
+    assert inspection.inspect_kernel(kernel, config, needs_measure=True, has_bias=False).faults() == []
 
 
 def test_faults_are_found():
     """Configurations that once shipped for an A100, where keys are few for eight warps, and for Hopper."""
-    twice = inspect_kernel("backward", {"BK": 16, "num_warps": 8, "num_stages": 1}, "sm_80")
+    twice = inspection.inspect_kernel("backward", {"BK": 16, "num_warps": 8, "num_stages": 1}, "sm_80")
     assert twice.mufu_per_element > 1 and twice.flop_share > 1
     assert any("special functions per element instead of 1" in fault for fault in twice.faults())
-    serialised = inspect_kernel("backward", {"BK": 32, "num_warps": 8, "num_stages": 2}, "sm_90")
+    serialised = inspection.inspect_kernel("backward", {"BK": 32, "num_warps": 8, "num_stages": 2}, "sm_90")
     assert any("C7515" in fault for fault in serialised.faults())
-    spilled = KernelReport("forward", "sm_80", "fp32", 64, 128, {}, 255, 472, 186, 131072, loop_instructions=3970)
+    spilled = inspection.KernelReport(
+        "forward", "sm_80", "fp32", 64, 128, {}, 255, 472, 186, 131072, loop_instructions=3970
+    )
     assert spilled.faults() == ["186 spills in the loop"]
 
 
@@ -119,12 +119,12 @@ def test_the_loop_ends_before_the_kernel():
             /*0060*/  @P0 BRA `(.L_x_2) ;
             /*0070*/  BRA `(.L_x_0) ;
     """
-    assert key_loop(listing) == ["HMMA.16816.F32", "MUFU.TANH", "BRA"]
+    assert inspection.key_loop(listing) == ["HMMA.16816.F32", "MUFU.TANH", "BRA"]
 
 
-@pytest.mark.parametrize(("dtype", "predictions"), [("bf16", len(PAPER_SHAPES)), ("fp32", 0)])
+@pytest.mark.parametrize(("dtype", "predictions"), [("bf16", len(inspection.PAPER_SHAPES)), ("fp32", 0)])
 def test_command_line(subprocess_environment, dtype, predictions):
-    command = [sys.executable, "-m", "itnet_kernels.inspect", "--arch", "sm_90", "--dtype", dtype, "--json", "--check"]
+    command = [sys.executable, str(SCRIPT), "--arch", "sm_90", "--dtype", dtype, "--json", "--check"]
     result = subprocess.run(command, env=subprocess_environment, capture_output=True, text=True, check=True)
     report = json.loads(result.stdout)
     assert {kernel["kernel"] for kernel in report["kernels"]} == {"forward", "backward"}

@@ -130,7 +130,7 @@ def test_interpolation_in_pieces(tiny_config, monkeypatch):
         return model(signal_values=values, positions=mesh(9, 0), query_positions=queries).predictions
 
     expected = jvp(run, (queries,), (torch.ones_like(queries),))
-    monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 18)  # two queries at a time
+    monkeypatch.setattr("modeling_itnet.heads.interpolation._CHUNK_PAIRS", 18)  # two queries at a time
     actual = jvp(run, (queries,), (torch.ones_like(queries),))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from modeling_itnet import diagnosis
-from modeling_itnet.diagnosis import diagnose_kernels
-from modeling_itnet.visualization import kernel_norms
+from modeling_itnet.analysis.diagnosis import diagnose_kernels
+from modeling_itnet.analysis.visualization import kernel_norms
 
 IMAGES = {"pixel_values": torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(5))}  # 4 x 4 patches
 
@@ -87,7 +87,8 @@ def test_figures_are_those_of_the_norms(diagnosed, monkeypatch):
 def test_convolution_share_against_pairs(diagnosed):
     """The mean of inner products over different pairs of one displacement, by a loop over pairs of pairs."""
     from itnet_kernels import kernel_matrices
-    from modeling_itnet.operator_inputs import find_operators, operator_inputs
+    from modeling_itnet.integration.capture import operator_inputs
+    from modeling_itnet.operator import find_operators
 
     model, result = diagnosed("x", "x-y", "u_y", part="full", inputs={"pixel_values": IMAGES["pixel_values"][:2]})
     call, operator = operator_inputs(model, {"pixel_values": IMAGES["pixel_values"][:2]})[0], find_operators(model)[0]

@@ -14,7 +14,7 @@ from modeling_itnet import (
     ITNetModel,
     integration,
 )
-from modeling_itnet.integration import ITNetAnchors, causal_anchors
+from modeling_itnet.integration.anchors import ITNetAnchors, causal_anchors
 
 AUTO = {
     "to monte_carlo": {"exact_max_positions": 6, "num_samples": 3},

@@ -16,9 +16,9 @@ from modeling_itnet import (
     kernel_spectrum,
 )
 from modeling_itnet import integration as integration_module
-from modeling_itnet.integration import ITNetAnchors
-from modeling_itnet.operator_inputs import operator_inputs
-from modeling_itnet.proposal import draw_from_measure
+from modeling_itnet.integration.anchors import ITNetAnchors
+from modeling_itnet.integration.capture import operator_inputs
+from modeling_itnet.integration.proposal import draw_from_measure
 
 HEADS = ["image-classification", "masked-lm", "sequence-classification"]
 MODES = {
@@ -121,7 +121,7 @@ class TestProposal:
         torch.testing.assert_close(pmf[0], measure.expand(4, 4), rtol=0.1, atol=0)
 
     def test_draws_follow_it(self, problem, monkeypatch):
-        monkeypatch.setattr("modeling_itnet.proposal._TILE_ELEMENTS", 30)  # two queries at a time
+        monkeypatch.setattr("modeling_itnet.integration.proposal._TILE_ELEMENTS", 30)  # two queries at a time
         operator, arguments = problem(integration_mode="monte_carlo", num_samples=20_000, is_causal=True)
         pmf = operator.proposal(*arguments)
         indices, probabilities = operator.proposal.draw(*arguments)

@@ -27,7 +27,7 @@ from modeling_itnet import (
     ITNetOperator,
 )
 from modeling_itnet.encoders import ENCODERS
-from modeling_itnet.proposal import ITNetProposal
+from modeling_itnet.integration.proposal import ITNetProposal
 
 # Of a model that was loaded again: its weights lie elsewhere in memory, which changes how products are summed.
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}

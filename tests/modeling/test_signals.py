@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from itnet_kernels import integral_transform
 from modeling_itnet import ITNetForSignalRegression, ITNetModel
-from modeling_itnet.interpolation import shepard_interpolation
+from modeling_itnet.heads.interpolation import shepard_interpolation
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class TestInterpolation:
         measure = torch.rand(2, 6)
         whole = shepard_interpolation(u, y, measure, q)
         (expected,) = torch.autograd.grad(whole.square().sum(), u)
-        monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
+        monkeypatch.setattr("modeling_itnet.heads.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
         pieces = shepard_interpolation(u, y, measure, q)
         (actual,) = torch.autograd.grad(pieces.square().sum(), u)
         torch.testing.assert_close(pieces, whole)
@@ -91,7 +91,7 @@ class TestInterpolation:
         measure[1, :2] = 0
         y[0, 4] = y[0, 1] = y[0, 3]  # a position that comes again
         actual = shepard_interpolation(u, y, measure, y, is_causal=True)
-        monkeypatch.setattr("modeling_itnet.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
+        monkeypatch.setattr("modeling_itnet.heads.interpolation._CHUNK_PAIRS", 24)  # two queries at a time
         torch.testing.assert_close(shepard_interpolation(u, y, measure, y, is_causal=True), actual)
         for i in range(6):
             past = slice(0, i + 1)

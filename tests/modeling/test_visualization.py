@@ -11,8 +11,8 @@ from PIL import Image
 
 from itnet_kernels import kernel_matrices
 from modeling_itnet import ITNetModel, visualization
-from modeling_itnet.kernel_plots import plot_cloud_kernel, plot_text_kernel
-from modeling_itnet.visualization import kernel_norms, plot_image_kernel
+from modeling_itnet.analysis.kernel_plots import plot_cloud_kernel, plot_text_kernel
+from modeling_itnet.analysis.visualization import kernel_norms, plot_image_kernel
 
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from itnet_kernels import KernelWeights, integral_transform
-from itnet_kernels.reference import kernel_input
+from itnet_kernels.exact.reference import kernel_input
 from modeling_itnet.special_cases import ExponentialKernel, FunctionKernel, IntegralOperator, from_module
 
 COUNT, SIZE, WIDTH, FREQUENCIES = 5, 3, 6, 2

@@ -11,9 +11,9 @@ from itnet_kernels import (
     low_rank_transform,
     monte_carlo_transform,
 )
-from itnet_kernels.reference import kernel_input
+from itnet_kernels.exact.reference import kernel_input
 from modeling_itnet import ITNetConfig, ITNetModel
-from modeling_itnet.operator_inputs import find_operators
+from modeling_itnet.operator import find_operators
 from modeling_itnet.special_cases import FunctionKernel, IntegralOperator, MLPKernel, from_module
 from modeling_itnet.special_cases.quadrature import gauss_legendre
 

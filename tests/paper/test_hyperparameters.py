@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modeling_itnet.recipes import read_recipe
+from modeling_itnet.training.recipes import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "configuration" / "recipes"
 IMAGENET = {

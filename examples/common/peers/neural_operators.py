@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.heads_signal import SignalRegressionOutput
+from modeling_itnet.heads.signal import SignalRegressionOutput
 
 
 def segment_csr(src: Tensor, indptr: Tensor, reduction: str, use_scatter: bool = True) -> Tensor:

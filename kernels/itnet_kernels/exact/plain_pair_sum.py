@@ -1,0 +1,68 @@
+"""The sum over pairs in ordinary PyTorch operations, which any mode of differentiation passes through, to any order.
+
+``itnet::pair_sum`` has a first derivative in reverse mode, written by hand. This form serves all others: torch.func,
+forward mode, and derivatives of derivatives. It is the slower one, and what autograd keeps of it, n_q n_k w numbers
+per sample and head, grows with the number of pairs; forward mode by itself keeps one tile.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from ..positions import PositionWeights, position_bias
+from .pair_inputs import PairInputs
+from .reference import uniform_measure
+
+# Elements of one [samples, heads, queries, w, keys] tile of pre-activations: 16 MB in float32.
+_TILE_ELEMENTS = 2**22
+# What a tile has its own rows of; dimension 1 counts queries.
+_PER_QUERY = ("queries", "row", "query_positions", "query_features")
+
+
+def plain_pair_sum(inputs: PairInputs) -> Tensor:
+    """[B, n_q, H, d_h] in the dtype of ``row``, as ``itnet::pair_sum``; in tiles of queries."""
+    num_queries, num_keys = inputs.queries.shape[1], inputs.keys.shape[1]
+    size = max(1, min(num_queries, _TILE_ELEMENTS * num_queries // (inputs.row.numel() * num_keys)))
+    # Split, not sliced: the gradient of a slice is a zero tensor of the size of the whole.
+    tiles = zip(*(getattr(inputs, name).split(size, dim=1) for name in _PER_QUERY), strict=True)
+    outs = []
+    for start, tile in zip(range(0, num_queries, size), tiles, strict=True):
+        first = start + num_keys - num_queries  # last key that the tile's first query sees, if causal
+        outs.append(plain_tile(inputs._replace(**dict(zip(_PER_QUERY, tile, strict=True))), first))
+    return torch.cat(outs, dim=1)
+
+
+def plain_tile(inputs: PairInputs, last_visible: int) -> Tensor:
+    """All queries of ``inputs`` at once; for a causal sum, the first of them sees the keys up to ``last_visible``."""
+    queries, keys, row = (t.transpose(1, 2) for t in (inputs.queries, inputs.keys, inputs.row))  # [B, H, n, .]
+    batch, heads, num_queries, width = row.shape
+    num_keys = keys.shape[2]
+    hidden = row.unsqueeze(-1)  # [B, H, n_q, w, n_k], as are the next three
+    if inputs.w_key is not None:
+        hidden = hidden + (inputs.w_key @ keys.mT).unsqueeze(2)
+    if inputs.w_product is not None:
+        virtual = (queries.unsqueeze(3) * inputs.w_product).flatten(2, 3)  # [B, H, n_q w, d_h]
+        hidden = hidden + (virtual @ keys.mT).unflatten(2, (num_queries, width))
+    if inputs.has_position_bias:
+        hidden = hidden + _position_bias(inputs).unsqueeze(1)
+    hidden = gelu(hidden)
+    if inputs.w_mid is not None:
+        hidden = gelu(inputs.w_mid @ hidden + inputs.b_mid[:, None])
+    if inputs.is_causal:
+        key, query = (torch.arange(count, device=keys.device) for count in (num_keys, num_queries))
+        hidden = hidden * (key <= query[:, None] + last_visible).unsqueeze(1)
+    hidden = hidden.expand(batch, heads, num_queries, width, num_keys).flatten(2, 3)
+    measure = uniform_measure(inputs.keys) if inputs.measure is None else inputs.measure
+    values = keys * measure[:, None, :, None]
+    moments = (hidden @ values).unflatten(2, (num_queries, width)).flatten(3)  # A [B, H, n_q, w * d_h]
+    return (moments @ inputs.w2).transpose(1, 2).contiguous()
+
+
+def _position_bias(inputs: PairInputs) -> Tensor:
+    """P: [B or 1, n_q, w, n_k]."""
+    weights = PositionWeights(inputs.w_y, inputs.w_relative, inputs.w_distance)
+    keys = inputs.key_positions.unsqueeze(1), inputs.key_features.unsqueeze(1)
+    bias = position_bias(
+        inputs.query_positions, keys[0], inputs.query_features, keys[1], weights, len(inputs.frequencies) > 0
+    )
+    return bias.to(inputs.row.dtype)

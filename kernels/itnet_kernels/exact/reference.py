@@ -1,0 +1,88 @@
+"""The operator by its definition: every z_ij, both MLP layers, every K_ij, then the sum. Small inputs only.
+
+Memory is O(B H n_q n_k d_h^2). This is the oracle of all tests; autograd differentiates it.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from ..positions import fourier_features, length, position_dtype
+from ..weights import KERNEL_INPUTS, KernelWeights
+
+
+def reference_transform(
+    queries: Tensor,  # [B, n_q, H, d_h]
+    keys: Tensor,  # [B, n_k, H, d_h]
+    query_positions: Tensor,  # [B or 1, n_q, s]
+    key_positions: Tensor,  # [B or 1, n_k, s]
+    weights: KernelWeights,
+    measure: Tensor | None,  # [B, n_k]
+    is_causal: bool,
+) -> Tensor:
+    """sum_j omega_j K_ij u_j with K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper; [B, n_q, H, d_h]."""
+    with torch.autocast(queries.device.type, enabled=False):
+        matrices = kernel_matrices(queries, keys, query_positions, key_positions, weights)
+        u_y = keys.to(matrices.dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
+        values = (matrices @ u_y.unsqueeze(-1)).squeeze(-1)  # K_ij u_j [B, n_q, n_k, H, d_h]
+        measure = uniform_measure(keys) if measure is None else measure
+        omega = pair_measure(measure.to(matrices.dtype), queries.shape[1], is_causal)  # [B, n_q, n_k]
+        return (omega[..., None, None] * values).sum(2).to(queries.dtype)
+
+
+def kernel_matrices(
+    queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor, weights: KernelWeights
+) -> Tensor:
+    """K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2) of every pair and head: [B, n_q, n_k, H, d_h, d_h].
+
+    Shapes as in :func:`reference_transform`; float32 at least.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        weights = weights.to(dtype)
+        u_x = queries.to(dtype).unsqueeze(2)  # [B, n_q, 1, H, d_h]
+        u_y = keys.to(dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
+        hidden = kernel_input(u_x, u_y, query_positions, key_positions, weights)  # [B, n_q, n_k, H, kernel_input_size]
+        hidden = gelu(hidden @ weights.w1.T + weights.b1)  # [B, n_q, n_k, H, w]
+        if weights.w_mid is not None:
+            hidden = gelu(hidden @ weights.w_mid.T + weights.b_mid)
+        w2 = weights.w2.expand(queries.shape[2], -1, -1)  # [H, d_h^2, w]
+        matrices = torch.einsum("hkw,bijhw->bijhk", w2, hidden) + weights.b2
+        return matrices.unflatten(-1, (queries.shape[-1], queries.shape[-1]))
+
+
+def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_positions: Tensor, weights: KernelWeights):
+    """z_ij of Eq. kernel_input for all pairs: [B, n_q, n_k, H, kernel_input_size]."""
+    x = query_positions.to(position_dtype(u_x.device)).unsqueeze(2)  # [B or 1, n_q, 1, s]
+    y = key_positions.to(x.dtype).unsqueeze(1)  # [B or 1, 1, n_k, s]
+    groups = {
+        "x": fourier_features(x, weights.fourier),
+        "y": fourier_features(y, weights.fourier),
+        "x-y": fourier_features(x - y, weights.fourier),
+        "distance": length(x - y).unsqueeze(-1),
+    }
+    groups = {name: group.to(u_x.dtype).unsqueeze(3) for name, group in groups.items()}  # [..., 1 head, size]
+    groups |= {"u_x": u_x, "u_y": u_y, "u_x*u_y": u_x * u_y}
+    pairs = torch.broadcast_shapes(u_x.shape[:-1], u_y.shape[:-1])
+    chosen = [groups[name].expand(*pairs, -1) for name in KERNEL_INPUTS if name in weights.inputs]
+    return torch.cat(chosen, dim=-1) if chosen else u_x.new_zeros(*pairs, 0)
+
+
+def uniform_measure(keys: Tensor) -> Tensor:
+    """omega_j = 1/n_k: [B, n_k], float32 at least."""
+    batch, num_keys = keys.shape[:2]
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    return torch.full((batch, num_keys), 1 / num_keys, dtype=dtype, device=keys.device)
+
+
+def pair_measure(measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
+    """omega_ij [B, n_q, n_k]: omega_j, or for a causal operator omega_j normalised over the keys that query i sees."""
+    batch, num_keys = measure.shape
+    omega = measure.unsqueeze(1).expand(batch, num_queries, num_keys)
+    if not is_causal:
+        return omega
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=measure.device)
+    visible = visible.tril(diagonal=num_keys - num_queries)
+    omega = omega * visible
+    mass = omega.sum(-1, keepdim=True)
+    return torch.where(mass > 0, omega / mass.where(mass > 0, 1), 0)

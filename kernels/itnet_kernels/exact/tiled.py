@@ -1,0 +1,346 @@
+"""Evaluation of the sum over pairs, forward and backward, one tile of (head, sample, query, key) at a time."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from ..positions import (
+    Lattice,
+    PositionBias,
+    PositionGradients,
+    PositionWeights,
+    collect_position_gradients,
+    find_lattice,
+)
+
+# Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
+# between its two matrix products.
+_TILE_ELEMENTS = 13 * 2**16
+_TILE_KEYS = 512
+# Elements of the moments A, [groups, queries * w, d_h], that meet W2 in one product.
+_MOMENT_ELEMENTS = 2**21
+# Elements of the position bias of one query tile over all keys.
+_BIAS_ELEMENTS = 2**23
+
+_gelu = torch.ops.aten.gelu.out
+_gelu_ = torch.ops.aten.gelu_.default
+_gelu_backward = torch.ops.aten.gelu_backward.grad_input
+
+
+class PairTiles:
+    """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample."""
+
+    def __init__(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        row: Tensor,  # q [B, n_q, H, w]
+        measure: Tensor,
+        query_positions: Tensor,
+        key_positions: Tensor,
+        query_features: Tensor,  # gamma(x) [B or 1, n_q, F]
+        key_features: Tensor,
+        w_y: Tensor | None,
+        w_relative: Tensor | None,
+        w_distance: Tensor | None,
+        w_key: Tensor | None,  # W_uy [w, d_h]
+        w_product: Tensor | None,  # W_had [w, d_h]
+        w_mid: Tensor | None,
+        b_mid: Tensor | None,
+        w2: Tensor,  # [H, w * d_h, d_h], rows (k, c), columns a
+        frequencies: Tensor,
+        is_causal: bool,
+    ):
+        self.queries = queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        self.keys = keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
+        self.row = row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
+        self.measure = measure[:, :, None]  # [B, n_k, 1]
+        self.values = self.keys * self.measure  # omega_j u_j
+        self.w_key, self.w_product = w_key, w_product
+        self.w_mid, self.b_mid, self.w2 = w_mid, b_mid, w2
+        self.is_causal = is_causal
+        self.width = row.shape[-1]
+        self.num_heads, self.batch, self.num_queries, self.head_dim = self.queries.shape
+        self.num_keys = self.keys.shape[2]
+        self.position_weights = PositionWeights(w_y, w_relative, w_distance)
+        self.has_position_bias = any(weight is not None for weight in self.position_weights)
+        self.positions = (query_positions, key_positions, query_features, key_features)
+        self.frequencies = frequencies
+        # The content columns of the first GEMM, and one column for q_i[k] against a row of ones.
+        self.has_content = w_key is not None or w_product is not None
+        ones = self.keys.new_ones(*self.keys.shape[:3], 1)
+        self.augmented_keys = torch.cat([self.keys, ones], dim=-1) if self.has_content else ones  # [H, B, n_k, d_h+1]
+        self._buffers: dict[str, Tensor] = {}
+
+    def forward(self) -> Tensor:
+        out = torch.empty_like(self.queries)
+        for bias, samples in self._position_sets():
+            for start, stop in self._query_tiles():
+                tile_bias = bias.tile(start, stop).flatten(0, 1) if bias is not None else None  # [t * w, n_k]
+                for heads, batch in self._groups(samples, stop - start):
+                    moments = self._moments(heads, batch, start, stop, tile_bias)
+                    out[heads, batch, start:stop] = self._contract(moments, heads, start, stop)
+        return out.permute(1, 2, 0, 3)
+
+    # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group -> key tiles
+
+    def _position_sets(self, per_sample: bool = False) -> Iterator[tuple[PositionBias | None, slice]]:
+        """(bias, samples it holds for): one set if the batch shares its positions, otherwise one per sample.
+
+        Positions given per sample but equal are shared, unless each sample wants its own gradient (``per_sample``).
+        """
+        if not self.has_position_bias:
+            yield None, slice(0, self.batch)
+            return
+        shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in self.positions[:2])
+        for b in range(1 if shared else self.batch):
+            sample = [t[min(b, len(t) - 1)] for t in self.positions]
+            lattice = self._lattice(*sample[:2])
+            bias = PositionBias(*sample, self.position_weights, self.frequencies, lattice)
+            yield bias, slice(0, self.batch) if shared else slice(b, b + 1)
+
+    def _lattice(self, query_positions: Tensor, key_positions: Tensor) -> Lattice | None:
+        relative, distance = self.position_weights.relative, self.position_weights.distance
+        if relative is None and distance is None:
+            return None
+        precision = torch.finfo(self.keys.dtype).eps
+        return find_lattice(query_positions, key_positions, precision, None if relative is None else self.frequencies)
+
+    def _query_tiles(self) -> Iterator[tuple[int, int]]:
+        per_query = self.width * min(self.num_keys, _TILE_KEYS)
+        size = max(1, min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys)))
+        for start in range(0, self.num_queries, size):
+            yield start, min(start + size, self.num_queries)
+
+    def _key_tiles(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        end = self.num_keys
+        if self.is_causal:  # query i sees keys j <= i + n_k - n_q
+            end = stop + self.num_keys - self.num_queries
+        for first in range(0, end, _TILE_KEYS):
+            yield first, min(first + _TILE_KEYS, end)
+
+    def _groups(self, samples: slice, tile: int) -> Iterator[tuple[slice, slice]]:
+        """Slices of heads and of samples whose moments meet W2 together."""
+        limit = max(1, _MOMENT_ELEMENTS // (tile * self.width * self.head_dim))
+        in_batch = min(limit, samples.stop - samples.start)
+        in_heads = max(1, min(limit // in_batch, self.num_heads))
+        for head in range(0, self.num_heads, in_heads):
+            for first in range(samples.start, samples.stop, in_batch):
+                yield (
+                    slice(head, min(head + in_heads, self.num_heads)),
+                    slice(first, min(first + in_batch, samples.stop)),
+                )
+
+    def _chunks(self, groups: int, tile: int) -> Iterator[slice]:
+        """Slices of a group that make one tile of pre-activations: one batched product."""
+        size = max(1, _TILE_ELEMENTS // (tile * self.width * min(self.num_keys, _TILE_KEYS)))
+        for first in range(0, groups, size):
+            yield slice(first, min(first + size, groups))
+
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = self.keys.new_empty(size)
+        return self._buffers[name][:size].view(shape)
+
+    # The pieces of a tile. g: groups = heads x samples of the slice; t: queries of the tile
+
+    def _virtual_queries(self, heads: slice, batch: slice, start: int, stop: int) -> Tensor:
+        """[Q_i[k]; q_i[k]]: [g, t * w, d_h + 1] (only q without content groups)."""
+        row = self.row[heads, batch, start:stop].unsqueeze(-1)  # [., ., t, w, 1]
+        if not self.has_content:
+            return row.reshape(-1, (stop - start) * self.width, 1)
+        out = self._buffer("virtual", *row.shape[:-1], self.head_dim + 1)
+        content, last = out.split([self.head_dim, 1], dim=-1)
+        if self.w_product is None:
+            content.copy_(self.w_key.expand_as(content))
+        else:
+            queries = self.queries[heads, batch, start:stop].unsqueeze(-2)
+            constant = self.w_product.new_zeros(()) if self.w_key is None else self.w_key
+            torch.addcmul(constant, self.w_product, queries, out=content)
+        last.copy_(row)
+        return out.view(-1, (stop - start) * self.width, self.head_dim + 1)
+
+    def _pre_activation(self, virtual: Tensor, keys: Tensor, tile_bias: Tensor | None) -> Tensor:
+        """pre_ij[k]: virtual [g, t * w, d_h + 1], keys [g, m, d_h + 1] -> [g, t * w, m]."""
+        out = self._buffer("pre", *virtual.shape[:2], keys.shape[1])
+        return _product(tile_bias, virtual, keys.mT, out)
+
+    def _mix_hidden(self, hidden: Tensor) -> Tensor:
+        """Second hidden layer before its GELU: W_mid h + b_mid over the k index of [g, t * w, m]."""
+        mixed = self.w_mid @ hidden.unflatten(1, (-1, self.width))  # [g, t, w, m]
+        return mixed.add_(self.b_mid[:, None]).flatten(1, 2)
+
+    def _hide_future(self, pre: Tensor, start: int, stop: int, first: int, last: int) -> Tensor:
+        """Causal mask in place: GELU and its derivative are exactly 0 far below zero."""
+        offset = self.num_keys - self.num_queries
+        if self.is_causal and last - 1 > start + offset:
+            query = torch.arange(start, stop, device=pre.device)[:, None] + offset
+            hidden = torch.arange(first, last, device=pre.device) > query  # [t, m]
+            pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
+        return pre
+
+    def _final_pre_activation(
+        self, virtual, keys, tile_bias, start, stop, first, last
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pre-activation of the last hidden layer, and of the first one if there are two."""
+        bias = tile_bias[:, first:last] if tile_bias is not None else None
+        pre = self._pre_activation(virtual, keys[:, first:last], bias)
+        early = None
+        if self.w_mid is not None:
+            early, pre = pre, self._mix_hidden(torch.nn.functional.gelu(pre))
+        return self._hide_future(pre, start, stop, first, last), early
+
+    def _moments(self, heads, batch, start, stop, tile_bias) -> Tensor:
+        """A_i[k, c]: [g, t * w, d_h]."""
+        virtual = self._virtual_queries(heads, batch, start, stop)
+        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
+        moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)
+        for chunk in self._chunks(len(virtual), stop - start):
+            for first, last in self._key_tiles(start, stop):
+                pre, _ = self._final_pre_activation(virtual[chunk], keys[chunk], tile_bias, start, stop, first, last)
+                _accumulate(moments[chunk], _gelu_(pre), values[chunk, first:last], first)
+        return moments
+
+    def _contract(self, moments: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        """sum_{k,c} W2[(a, c), k] A_i[k, c]: [g, t * w, d_h] -> [heads, samples, t, d_h]."""
+        out = self._by_head(moments, heads) @ self.w2[heads]
+        return out.unflatten(1, (-1, stop - start))
+
+    def _by_head(self, moments: Tensor, heads: slice) -> Tensor:
+        """[g, t * w, d_h] -> [heads, samples * t, w * d_h], the layout that meets W2."""
+        return moments.reshape(heads.stop - heads.start, -1, self.width * self.head_dim)
+
+    # Backward
+
+    def backward(self, grad_out: Tensor, needs_positions: bool) -> tuple[Tensor | None, ...]:
+        """Gradients of all tensor arguments but the frequencies, in their order and layout."""
+        upstream = grad_out.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        grads = _Gradients(self)
+        position_grads = []
+        for bias, samples in self._position_sets(per_sample=needs_positions):
+            position_grads.append(None if bias is None else PositionGradients(bias, needs_positions))
+            for start, stop in self._query_tiles():
+                tile_bias = grad_bias = None
+                if bias is not None:
+                    tile_bias = bias.tile(start, stop).flatten(0, 1)
+                    grad_bias = torch.zeros_like(tile_bias)
+                for heads, batch in self._groups(samples, stop - start):
+                    where = (heads, batch, slice(start, stop))
+                    self._tile_backward(where, upstream[where], tile_bias, grad_bias, grads)
+                if bias is not None:
+                    bias.backward(start, stop, grad_bias.unflatten(0, (-1, self.width)), position_grads[-1])
+        return grads.collect(position_grads)
+
+    def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: "_Gradients") -> None:
+        heads, batch, queries = where
+        start, stop = queries.start, queries.stop
+        virtual = self._virtual_queries(heads, batch, start, stop)
+        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
+        upstream = upstream.flatten(1, 2)  # [heads, samples * t, d_h]
+        grad_moments = self._buffer("grad_moments", *upstream.shape[:2], self.w2.shape[1])
+        torch.bmm(upstream, self.w2[heads].mT, out=grad_moments)
+        grad_moments = grad_moments.view(len(keys), -1, self.head_dim)  # dA [g, t * w, d_h]
+        moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
+        grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
+        grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
+        grad_keys, grad_values = grads.keys[heads, batch].flatten(0, 1), grads.values[heads, batch].flatten(0, 1)
+        for chunk in self._chunks(len(virtual), stop - start):
+            for first, last in self._key_tiles(start, stop):
+                value = values[chunk, first:last]
+                pre, early = self._final_pre_activation(
+                    virtual[chunk], keys[chunk], tile_bias, start, stop, first, last
+                )
+                # dL/dh, then dL/dpre in place: [g, t * w, m]
+                grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
+                hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
+                _accumulate(moments[chunk], hidden, value, first)
+                grad_values[chunk, first:last] += hidden.mT @ grad_moments[chunk]
+                _gelu_backward(grad, pre, approximate="none", grad_input=grad)
+                if early is not None:
+                    grad = self._mix_backward(grad, early, grads)
+                grad_row[chunk] = grad.sum(-1) if first == 0 else grad_row[chunk] + grad.sum(-1)
+                if self.has_content:
+                    _accumulate(grad_virtual[chunk], grad, keys[chunk, first:last, :-1], first)
+                    grad_keys[chunk, first:last] += grad.mT @ virtual[chunk, :, :-1]
+                if grad_bias is not None:
+                    grad_bias[:, first:last] += grad.sum(0) if len(grad) > 1 else grad[0]
+        grads.w2[heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
+        grads.row[where] = grad_row.view_as(grads.row[where])
+        self._virtual_backward(where, grad_virtual, grads)
+
+    def _mix_backward(self, grad: Tensor, early: Tensor, grads: "_Gradients") -> Tensor:
+        """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
+        grad = grad.unflatten(1, (-1, self.width))  # [g, t, w, m]
+        grads.b_mid += grad.sum((0, 1, 3))
+        grads.w_mid += torch.einsum("gtkj,gtlj->kl", grad, gelu(early).unflatten(1, (-1, self.width)))
+        grad = (self.w_mid.T @ grad).flatten(1, 2)
+        return _gelu_backward(grad, early, approximate="none", grad_input=grad)
+
+    def _virtual_backward(self, where, grad_virtual: Tensor, grads: "_Gradients") -> None:
+        """dL/dQ_i[k] to the query features, W_uy and W_had."""
+        queries = self.queries[where]  # [heads, samples, t, d_h]
+        grad_virtual = grad_virtual.view(*queries.shape[:3], self.width, -1)  # [heads, samples, t, w, d_h]
+        if self.w_key is not None:
+            grads.w_key += grad_virtual.sum((0, 1, 2))
+        if self.w_product is not None:
+            # Not einsum: it would make a batch of d_h matrix-vector products of these.
+            product = self._buffer("product", *grad_virtual.shape)
+            grads.queries[where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
+            grads.w_product += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: int) -> None:
+    """total += left @ right, where the first key tile overwrites what ``total`` held."""
+    _product(total if first > 0 else None, left, right, total)
+
+
+def _product(start: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """out = start + left @ right, batched. One matrix as such is some percent faster than as a batch of one."""
+    if len(out) == 1:
+        left, right, flat = left[0], right[0], out[0]
+        if start is None:
+            torch.mm(left, right, out=flat)
+        else:
+            torch.addmm(start.view(flat.shape), left, right, out=flat)
+    elif start is None:
+        torch.bmm(left, right, out=out)
+    else:
+        torch.baddbmm(start.expand_as(out), left, right, out=out)
+    return out
+
+
+class _Gradients:
+    """Accumulators of a backward pass, in the layout of :class:`PairTiles`."""
+
+    def __init__(self, tiles: PairTiles):
+        self.tiles = tiles
+        self.queries = torch.zeros_like(tiles.queries)
+        self.keys = torch.zeros_like(tiles.keys)
+        self.values = torch.zeros_like(tiles.values)
+        self.row = tiles.keys.new_zeros(*tiles.queries.shape[:3], tiles.width)
+        self.w2 = torch.zeros_like(tiles.w2, memory_format=torch.contiguous_format)
+        for name in ("w_key", "w_product", "w_mid", "b_mid"):
+            weight = getattr(tiles, name)
+            setattr(self, name, None if weight is None else torch.zeros_like(weight))
+
+    def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
+        """What autograd expects for the arguments of :class:`PairTiles` up to w2, back in the layout [B, n, H, .]."""
+        tiles = self.tiles
+        keys = self.keys + self.values * tiles.measure
+        measure = (self.values * tiles.keys).sum((0, 3))
+        in_batch_layout = (t.permute(1, 2, 0, 3) for t in (self.queries, keys, self.row))
+        return (
+            *in_batch_layout,
+            measure,
+            *collect_position_gradients(tiles.positions, position_grads),
+            self.w_key,
+            self.w_product,
+            self.w_mid,
+            self.b_mid,
+            self.w2,
+        )

@@ -1,0 +1,211 @@
+"""Tile configurations: which ones are tried, which suit a device, and how to pin one (Phase 1 of Alg. tiled_full).
+
+The first configuration that suits is the default. With more than one, ``triton.autotune`` times them once per
+(w, d_h, dtypes, flags, size class) and keeps the winner on disk where Triton can; launches too small to be timed take
+the default. Which tiles suit which device was found by compiling them (``kernels/benchmarks/inspect_kernels.py --check``):
+none spills in its loop, computes anything twice, or has its products serialised. Environment variables:
+
+* ``ITNET_AUTOTUNE=0``: always the default, no timing (so does ``torch.use_deterministic_algorithms``);
+* ``ITNET_FORWARD_CONFIG``, ``ITNET_BACKWARD_CONFIG``: this one, e.g. ``ROWS=128,BK=64,num_warps=4,num_stages=3``
+  (the backward has no ``ROWS``).
+"""
+
+import inspect
+import os
+from typing import NamedTuple
+
+import torch
+
+from .triton_sizes import TRITON_HEAD_DIMS
+
+try:
+    import triton
+except ImportError as error:
+    raise ImportError("the triton backend needs the triton package: pip install triton") from error
+
+
+class TileConfig(NamedTuple):
+    """One way to tile a kernel, and where it is good. ROWS: (position, hidden unit) pairs; BK: keys per iteration."""
+
+    settings: dict[str, int]
+    itemsize: int | None = None  # bytes of an operand's element; None: any. float32 counts three times (3xTF32)
+    head_dims: tuple[int, ...] = TRITON_HEAD_DIMS
+    devices: tuple[str, ...] | None = None  # kinds of device_kind; None: any
+
+
+class TileFamily(NamedTuple):
+    """The configurations of one kernel, best guess first; the last one is the smallest and has to run anywhere."""
+
+    name: str
+    keys: tuple[str, ...]  # arguments of the kernel that have a winner of their own
+    configs: tuple[TileConfig, ...]
+    matrices: int  # [ROWS, D] operands in shared memory, and as many accumulators in registers
+
+
+class Problem(NamedTuple):
+    """What decides which configurations suit."""
+
+    head_dim: int
+    itemsize: int  # bytes of an operand's element
+    major: int | None  # compute capability of an NVIDIA device
+    shared_limit: int  # bytes of shared memory that one program may use
+
+
+_FLAGS = ("W", "D", "HAS_BIAS", "IS_CAUSAL", "GELU", "PRECISION", "size")
+_UP_TO_64, _128 = (16, 32, 64), (128,)
+FORWARD = TileFamily(
+    "forward",
+    _FLAGS,
+    (
+        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 4, "num_stages": 3}, 2, _UP_TO_64),
+        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 2, _UP_TO_64),
+        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 2, _128, ("hopper", "blackwell")),
+        TileConfig({"ROWS": 64, "BK": 64, "num_warps": 4, "num_stages": 2}, 2),
+        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 4, _UP_TO_64, ("hopper",)),
+        TileConfig({"ROWS": 128, "BK": 32, "num_warps": 8, "num_stages": 2}, 4, _UP_TO_64),
+        TileConfig({"ROWS": 128, "BK": 16, "num_warps": 8, "num_stages": 1}, 4, _128, ("hopper", "ampere")),
+        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 8, "num_stages": 1}, 4, _128, ("blackwell",)),
+        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 4, _UP_TO_64),
+        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 2),
+    ),
+    matrices=1,
+)
+# A warp multiplies 16 rows by 8 keys. Where Triton spreads the warps over rows only (BK >= d_h) or keys only, a tile
+# with fewer of them is computed several times: hence the number of warps below.
+BACKWARD = TileFamily(
+    "backward",
+    (*_FLAGS, "NEEDS_MEASURE"),
+    (
+        TileConfig({"BK": 64, "num_warps": 8, "num_stages": 2}, 2, _UP_TO_64, ("hopper",)),
+        TileConfig({"BK": 64, "num_warps": 8, "num_stages": 1}, 2, _UP_TO_64, ("hopper", "blackwell")),
+        TileConfig({"BK": 32, "num_warps": 8, "num_stages": 2}, 2, _UP_TO_64, ("blackwell",)),
+        TileConfig({"BK": 64, "num_warps": 8, "num_stages": 1}, 2, _128, ("hopper", "blackwell", "ampere")),
+        TileConfig({"BK": 64, "num_warps": 4, "num_stages": 1}, 2, (16, 32), ("ampere",)),
+        TileConfig({"BK": 32, "num_warps": 4, "num_stages": 2}, 2, (64,), ("ampere",)),
+        TileConfig({"BK": 32, "num_warps": 4, "num_stages": 1}, 4, (64, 128), ("hopper", "blackwell", "ampere")),
+        TileConfig({"BK": 16, "num_warps": 2, "num_stages": 1}, 4, (32,), ("hopper", "blackwell", "ampere")),
+        TileConfig({"BK": 32, "num_warps": 2, "num_stages": 1}, 4, (16,), ("hopper", "blackwell", "ampere")),
+        TileConfig({"BK": 16, "num_warps": 4, "num_stages": 1}, devices=("other",)),
+    ),
+    matrices=2,
+)
+# Padding of the key axis: every BK divides it.
+KEY_MULTIPLE = 128
+# Positions of a backward tile. Partial sums are stored per tile, so that the host has to know its shape.
+BACKWARD_POSITIONS = 16
+
+
+def device_kind(major: int | None) -> str:
+    """Which matrix instructions a device has: those of warp groups, of tensor memory, of warps, or another maker's."""
+    return {None: "other", 9: "hopper", 10: "blackwell", 11: "blackwell"}.get(major, "ampere")
+
+
+def backward_units(head_dim: int, itemsize: int, major: int | None) -> int:
+    """Hidden units of a backward tile: accumulators and operands [16 * units, d_h] must fit into the registers."""
+    if is_interpreted():
+        return 8
+    kind = device_kind(major)
+    if itemsize == 4:
+        return 1 if head_dim > 64 else 2
+    if head_dim > 64:
+        return 2 if kind == "hopper" else 4
+    return 4 if kind == "ampere" else 8
+
+
+def tile_rows(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
+    """Rows (position, hidden unit) of a program's tile."""
+    if family is FORWARD:
+        return settings["ROWS"]
+    return BACKWARD_POSITIONS * backward_units(problem.head_dim, problem.itemsize, problem.major)
+
+
+def shared_memory_bytes(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
+    """Upper estimate of a program's shared memory: key and value tiles per stage, operands, pair tiles."""
+    rows = tile_rows(family, settings, problem)
+    key_tiles = 2 * settings["num_stages"] * settings["BK"] * problem.head_dim
+    pair_tiles = (2 * family.matrices - 1) * rows * settings["BK"]
+    elements = key_tiles + family.matrices * rows * problem.head_dim + pair_tiles
+    return 2 * elements if problem.itemsize == 2 else 5 * elements  # 3xTF32 keeps parts of float32 operands as well
+
+
+def suits(family: TileFamily, config: TileConfig, problem: Problem) -> bool:
+    """Whether a configuration is meant for a problem and its shared memory suffices."""
+    return (
+        config.itemsize in (None, problem.itemsize)
+        and problem.head_dim in config.head_dims
+        and (config.devices is None or device_kind(problem.major) in config.devices)
+        and shared_memory_bytes(family, config.settings, problem) <= problem.shared_limit
+    )
+
+
+def suitable_settings(family: TileFamily, problem: Problem) -> list[dict[str, int]]:
+    """Settings of the configurations that suit, best guess first; the smallest if none does."""
+    suitable = [config.settings for config in family.configs if suits(family, config, problem)]
+    return suitable or [family.configs[-1].settings]
+
+
+# Elements (pairs times hidden units) of a launch that is worth timing: some 10 microseconds of a large GPU.
+_LEAST_TIMED = 2**24
+
+
+def size_class(elements: int) -> int:
+    """Which launches share a winner: 0 for those too small to be timed, then one class per factor of 16."""
+    return 0 if elements < _LEAST_TIMED else 1 + ((elements // _LEAST_TIMED).bit_length() - 1) // 4
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in Python, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pinned_settings(family: TileFamily) -> dict[str, int] | None:
+    """What the environment asks for."""
+    variable = f"ITNET_{family.name.upper()}_CONFIG"
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    names = set(family.configs[0].settings)
+    try:
+        settings = {name.strip(): int(value) for name, value in (item.split("=") for item in text.split(","))}
+    except ValueError:
+        settings = {}
+    if set(settings) != names:
+        raise ValueError(f"`{variable}` ({text!r}) must give {sorted(names)} as NAME=INTEGER, separated by commas")
+    return settings
+
+
+def autotune(family: TileFamily):
+    """``triton.autotune`` over what suits the device. A pinned configuration, or the interpreter's, is not timed."""
+    pinned = pinned_settings(family)
+    if pinned is None and is_interpreted():
+        pinned = family.configs[0].settings
+    if pinned is not None:
+        return triton.autotune([_triton_config(pinned)], key=[])
+    distinct = list({tuple(config.settings.items()): config.settings for config in family.configs}.values())
+    configs = [_triton_config(settings) for settings in distinct]
+    prune = {"early_config_prune": lambda configs, args, **kwargs: _prune(family, configs, args | kwargs)}
+    options = {"cache_results": True} if "cache_results" in inspect.signature(triton.autotune).parameters else {}
+    return triton.autotune(configs, key=list(family.keys), prune_configs_by=prune, **options)
+
+
+def _triton_config(settings: dict[str, int]) -> "triton.Config":
+    meta = {name: value for name, value in settings.items() if not name.startswith("num_")}
+    return triton.Config(meta, num_warps=settings["num_warps"], num_stages=settings["num_stages"])
+
+
+def _settings(config: "triton.Config") -> dict[str, int]:
+    return config.kwargs | {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def _prune(family: TileFamily, configs: list, arguments: dict) -> list:
+    """What is timed: the configurations that suit the device, or only the best guess."""
+    keys = arguments["p_keys"]
+    target = triton.runtime.driver.active.get_current_target()
+    device = triton.runtime.driver.active.utils.get_device_properties(keys.device.index or 0)
+    major = target.arch // 10 if target.backend == "cuda" else None
+    problem = Problem(arguments["D"], keys.element_size(), major, shared_limit=device["max_shared_mem"])
+    suitable = suitable_settings(family, problem)
+    is_timed = os.environ.get("ITNET_AUTOTUNE", "1") != "0" and arguments["size"] > 0
+    if not is_timed or torch.are_deterministic_algorithms_enabled():
+        suitable = suitable[:1]
+    return [config for settings in suitable for config in configs if _settings(config) == settings]

@@ -1,0 +1,367 @@
+"""The pair sum by Triton: operands in the kernels' layout, chunks with bounded workspaces, library GEMMs with W2.
+
+A chunk is a range of samples times a range of queries, for all heads. What lives for a chunk only:
+
+    forward    moments A [H, b, t, w, d_h]
+    backward   A, dA, dL/dpre [H, b, t, w, n_k], partial sums of the key gradients [H, b, tiles, n_k, d_h] in float32
+    both       the position bias [t, w, n_k]
+
+Each of the three lines is at most ``ITNET_WORKSPACE_MB`` (256) megabytes, unless a single query tile (16 positions of
+one sample) needs more. A of further chunks is kept for a quarter of that, until one product adds it all to dW2.
+
+Everything that a sample's result depends on belongs to that sample or is shared by the batch: the same sample gives
+the same moments, bit by bit, whatever it is batched with.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..positions import PositionBias, PositionGradients, PositionWeights, collect_position_gradients
+from .pair_sum import PairInputs
+from .reference import uniform_measure
+from .triton_backward import itnet_bwd_kernel
+from .triton_bias import HIDDEN, TritonBias
+from .triton_configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
+from .triton_forward import itnet_fwd_kernel
+from .triton_sizes import KernelSizes, crop, fill
+
+_MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
+WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
+
+
+class TritonPairs:
+    """One evaluation of the pair sum, forward or backward. Head-major layout [H, B, n, .], as in PairTiles."""
+
+    def __init__(self, inputs: PairInputs, operand_dtype: torch.dtype, needs_measure: bool = False):
+        self.given = KernelSizes(inputs.queries.shape[-1], inputs.row.shape[-1])
+        self.sizes = self.given.supported()
+        inputs = PairInputs(*(fill(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()))
+        self.inputs = inputs
+        self.needs_measure = needs_measure
+        self.dtype = operand_dtype
+        # The bias is float16 for bfloat16 operands too: eight times the precision at the same width.
+        self.bias_dtype = torch.float32 if operand_dtype == torch.float32 else torch.float16
+        self.batch, self.num_queries, self.num_heads, self.head_dim = inputs.queries.shape
+        self.num_keys, self.width = inputs.keys.shape[1], inputs.row.shape[-1]
+        self.backward_units = backward_units(self.head_dim, operand_dtype.itemsize, device_major(inputs.keys.device))
+        self.padded_keys = math.ceil(self.num_keys / KEY_MULTIPLE) * KEY_MULTIPLE
+        self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        keys = inputs.keys.permute(2, 0, 1, 3)  # [H, B, n_k, d_h]
+        self.keys = self._padded(keys)
+        # Values are weighted by omega / max omega of the sample, so that they keep the range of u in float16.
+        measure = uniform_measure(inputs.keys) if inputs.measure is None else inputs.measure
+        largest = measure.amax(1)  # [B]
+        self.scale = largest.where(largest > 0, 1)
+        measure = measure / self.scale[:, None]
+        self.measure = torch.nn.functional.pad(measure, (0, self.padded_keys - self.num_keys))  # [B, padded_keys]
+        self.values = self._padded(keys * measure[..., None])
+        none = inputs.row.new_zeros(self.width, self.head_dim)
+        self.w_key = none if inputs.w_key is None else inputs.w_key.contiguous()
+        self.w_product = none if inputs.w_product is None else inputs.w_product.contiguous()
+        self.w2 = inputs.w2.to(self.dtype)  # [H, w * d_h, d_h]
+        self.position_weights = PositionWeights(inputs.w_y, inputs.w_relative, inputs.w_distance)
+        self.positions = (
+            inputs.query_positions,
+            inputs.key_positions,
+            inputs.query_features,
+            inputs.key_features,
+        )
+        row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
+        self.bias = None
+        if inputs.has_position_bias or inputs.is_causal:
+            has_frequencies = len(inputs.frequencies) > 0
+            self.bias = TritonBias(*self.positions, self.position_weights, has_frequencies, self.bias_dtype)
+            row = self.bias.with_row_term(row)
+        self.row = (0.5 * row).contiguous()
+        if inputs.is_causal:
+            self.bias.outweigh(self.row)
+        self.ranges = self.scale.new_ones(1) if self.bias is None else self.bias.ranges
+
+    def _padded(self, keys: Tensor) -> Tensor:
+        """[H, B, n_k, d_h] -> [H, B, padded_keys, d_h] in the operands' dtype, zeros behind the last key."""
+        out = keys.new_zeros(*keys.shape[:2], self.padded_keys, self.head_dim, dtype=self.dtype)
+        out[:, :, : self.num_keys] = keys
+        return out
+
+    # Chunks
+
+    def _position_sets(self) -> Iterator[slice]:
+        """Samples of each set of positions: all if the batch shares its positions, otherwise one."""
+        shared = not self.inputs.has_position_bias or all(len(t) == 1 for t in self.positions)
+        for start in range(1 if shared else self.batch):
+            yield slice(0, self.batch) if shared else slice(start, start + 1)
+
+    def _position_gradients(self, index: int, needs_positions: bool) -> tuple[PositionBias, PositionGradients] | None:
+        """What takes dL/dP of a set of positions to the weights and positions, and the accumulators for it."""
+        if not self.inputs.has_position_bias:
+            return None
+        sample = [t[min(index, len(t) - 1)] for t in self.positions]
+        grad_dtype = self.dtype if self.dtype == torch.bfloat16 else None
+        # No lattice: finding one waits for the device.
+        weights, frequencies = self.position_weights, self.inputs.frequencies
+        bias = PositionBias(*sample, weights, frequencies, lattice=None, grad_dtype=grad_dtype)
+        return bias, PositionGradients(bias, needs_positions)
+
+    def _query_chunks(self, group_bytes: int) -> Iterator[tuple[int, int]]:
+        """Ranges of queries whose workspaces fit for one sample: ``group_bytes`` for each head, sample and query."""
+        bias_bytes = self.width * self.padded_keys * torch.finfo(self.bias_dtype).bits // 8
+        size = WORKSPACE_BYTES // max(self.num_heads * group_bytes, bias_bytes)
+        size = min(max(size // BACKWARD_POSITIONS, 1) * BACKWARD_POSITIONS, _MOST_QUERIES)
+        for start in range(0, self.num_queries, size):
+            yield start, min(start + size, self.num_queries)
+
+    def _sample_chunks(self, samples: slice, queries: int, group_bytes: int) -> Iterator[slice]:
+        size = max(1, WORKSPACE_BYTES // (self.num_heads * queries * group_bytes))
+        for start in range(samples.start, samples.stop, size):
+            yield slice(start, min(start + size, samples.stop))
+
+    def _bias_tile(self, index: int, start: int, stop: int) -> Tensor | None:
+        """Half of P over its range, padded: [t, w, padded_keys]; None if there is nothing to add.
+
+        A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
+        """
+        if self.bias is None:
+            return None
+        shape = (stop - start, self.width, self.padded_keys)
+        # One key tile more behind it, which the kernels may prefetch.
+        flat = self.keys.new_zeros(math.prod(shape) + KEY_MULTIPLE, dtype=self.bias_dtype)
+        tile = flat[:-KEY_MULTIPLE].view(shape)
+        self.bias.write_tile(index, start, stop, tile[..., : self.num_keys])
+        if self.inputs.is_causal:
+            key = torch.arange(self.padded_keys, device=tile.device)
+            last = torch.arange(start, stop, device=tile.device) + (self.num_keys - self.num_queries)
+            tile.masked_fill_((key > last[:, None]).unsqueeze(1), HIDDEN)
+        return tile
+
+    def _launch_arguments(self, tile: Tensor | None, samples: slice, start: int, stop: int) -> dict:
+        """What both kernels take, for the queries [start, stop) of ``samples``."""
+        count = samples.stop - samples.start
+        return {
+            "p_bias": self.row if tile is None else tile,
+            "p_range": self.ranges[min(samples.start, len(self.ranges) - 1) :],
+            "HAS_BIAS": tile is not None,
+            "p_queries": self.queries[:, samples, start:stop],
+            "p_keys": self.keys[:, samples],
+            "p_values": self.values[:, samples],
+            "p_row": self.row[:, samples, start:stop],
+            "p_w_key": self.w_key,
+            "p_w_product": self.w_product,
+            "p_scale": self.scale[samples],
+            "num_queries": stop - start,
+            "num_keys": self.num_keys,
+            "padded_keys": self.padded_keys,
+            "causal_offset": start + self.num_keys - self.num_queries,
+            "samples": count,
+            "all_samples": self.batch,
+            "all_queries": self.num_queries,
+            "W": self.width,
+            "D": self.head_dim,
+            "size": size_class(self.num_heads * count * (stop - start) * self.width * self.num_keys),
+            "IS_CAUSAL": self.inputs.is_causal,
+            "GELU": gelu_form(self.dtype, self.keys.device),
+            "PRECISION": dot_precision(self.keys.device),
+            "enable_fp_fusion": True,  # the default depends on Triton's version
+        }
+
+    # Forward
+
+    def forward(self) -> Tensor:
+        """[B, n_q, H, d_h] in float32."""
+        out = torch.empty_like(self.queries)
+        group_bytes = self.width * self.head_dim * self.keys.element_size()
+        with on_device(self.keys.device):
+            for samples in self._position_sets():
+                for start, stop in self._query_chunks(group_bytes):
+                    tile = self._bias_tile(samples.start, start, stop)
+                    for chunk in self._sample_chunks(samples, stop - start, group_bytes):
+                        moments = self._moments(tile, chunk, start, stop)
+                        where = (slice(None), chunk, slice(start, stop))
+                        out[where] = float32_product(moments, self.w2).view(out[where].shape)
+        return crop("queries", out.permute(1, 2, 0, 3), self.given, self.sizes)
+
+    def _moments(self, tile: Tensor | None, samples: slice, start: int, stop: int) -> Tensor:
+        """A of a chunk: [H, b * t, w * d_h]."""
+        groups = self.num_heads * (samples.stop - samples.start)
+        rows = groups // self.num_heads * (stop - start)
+        moments = self.keys.new_empty(self.num_heads, rows, self.width * self.head_dim)
+
+        def grid(meta):
+            units = min(self.width, meta["ROWS"])
+            return groups, math.ceil((stop - start) / (meta["ROWS"] // units)) * (self.width // units)
+
+        itnet_fwd_kernel[grid](**self._launch_arguments(tile, samples, start, stop), p_moments=moments)
+        return moments
+
+    # Backward
+
+    def backward(self, grad_out: Tensor, needs_positions: bool) -> tuple[Tensor | None, ...]:
+        """Gradients of all arguments up to w2, in their order and layout."""
+        grad_out = fill("queries", grad_out, self.given, self.sizes)
+        upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype)  # [H, B, n_q, d_h]
+        grads = _Gradients(self)
+        position_grads = []
+        group_bytes = self._backward_bytes()
+        with on_device(self.keys.device):
+            for samples in self._position_sets():
+                positions = self._position_gradients(samples.start, needs_positions)
+                for start, stop in self._query_chunks(group_bytes):
+                    tile = self._bias_tile(samples.start, start, stop)
+                    grad_bias = 0
+                    for chunk in self._sample_chunks(samples, stop - start, group_bytes):
+                        grad_pre = self._backward_chunk(tile, upstream, chunk, start, stop, grads)
+                        if positions is not None:
+                            grad_bias = grad_bias + self._sum_over_groups(grad_pre, chunk)
+                    if positions is not None:
+                        bias, accumulators = positions
+                        bias.backward(start, stop, grad_bias[..., : self.num_keys], accumulators)
+                position_grads.append(None if positions is None else positions[1])
+        collected = grads.collect(position_grads)
+        names = zip(PairInputs._fields, collected, strict=False)
+        return tuple(crop(name, grad, self.given, self.sizes) for name, grad in names)
+
+    def _sum_over_groups(self, grad_pre: Tensor, samples: slice) -> Tensor:
+        """dL/dP of a chunk from 2 dL/dpre / scale [H * b, t, w, padded_keys]: float32 [t, w, padded_keys]."""
+        per_sample = grad_pre.unflatten(0, (self.num_heads, -1)).sum(0, dtype=torch.float32)  # [b, t, w, padded_keys]
+        return torch.tensordot(0.5 * self.scale[samples], per_sample, dims=1)
+
+    def _backward_bytes(self) -> int:
+        """Workspace of one (head, sample, query)."""
+        tile_rows = BACKWARD_POSITIONS * self.backward_units
+        pairs = self.width * self.padded_keys  # dL/dpre, and the key partials of width / tile_rows tiles
+        moments = 2 * self.width * self.head_dim
+        return (pairs + moments) * self.keys.element_size() + 4 * pairs * self.head_dim // tile_rows
+
+    def _backward_chunk(self, tile, upstream, samples: slice, start: int, stop: int, grads: "_Gradients") -> Tensor:
+        """Adds the chunk's gradients to ``grads``; returns 2 dL/dpre / scale [H * b, t, w, padded_keys]."""
+        heads, batch, count = self.num_heads, samples.stop - samples.start, stop - start
+        width, dim, units = self.width, self.head_dim, self.backward_units
+        groups, position_tiles = heads * batch, math.ceil(count / BACKWARD_POSITIONS)
+        tiles = position_tiles * (width // units)
+        where = (slice(None), samples, slice(start, stop))
+        upstream = upstream[where].reshape(heads, batch * count, dim)
+        grad_moments = upstream @ self.w2.mT  # dA [H, b * t, w * d_h]
+        moments = torch.empty_like(grad_moments)
+        # A causal program writes the keys it sees only.
+        new = self.queries.new_zeros if self.inputs.is_causal else self.queries.new_empty
+        pairs = (groups, count, width, self.padded_keys) if tile is not None else (1,)
+        grad_pre = new(pairs, dtype=self.dtype)
+        grad_keys = new(groups, tiles, self.padded_keys, dim)
+        grad_measure = new(groups, tiles, self.padded_keys) if self.needs_measure else self.measure
+        grad_row = self.queries.new_empty(groups, count, width)
+        grad_queries = self.queries.new_empty(width // units, groups, count, dim)
+        grad_w_key, grad_w_product = self.queries.new_empty(2, groups, position_tiles, width, dim)
+        itnet_bwd_kernel[(groups, tiles)](
+            **self._launch_arguments(tile, samples, start, stop),
+            p_measure=self.measure[samples],
+            p_dmoments=grad_moments,
+            p_moments=moments,
+            p_dbias=grad_pre,
+            p_drow=grad_row,
+            p_dqueries=grad_queries,
+            p_dw_key=grad_w_key,
+            p_dw_product=grad_w_product,
+            p_dkeys=grad_keys,
+            p_dmeasure=grad_measure,
+            BP=BACKWARD_POSITIONS,
+            KC=units,
+            NEEDS_MEASURE=self.needs_measure,
+        )
+        grads.add_moments(moments, upstream)
+        grads.w_key += grad_w_key.sum((0, 1))
+        grads.w_product += grad_w_product.sum((0, 1))
+        grads.row[where] = grad_row.view(heads, batch, count, width)
+        grads.queries[where] = grad_queries.sum(0).view(heads, batch, count, dim)
+        keys = grad_keys.sum(1)[:, : self.num_keys].view(heads, batch, self.num_keys, dim)
+        grads.keys[:, samples] += keys * (0.5 * self.scale[samples, None, None])
+        if self.needs_measure:
+            measure = grad_measure.sum(1)[:, : self.num_keys]
+            grads.measure[samples] += measure.view(heads, batch, self.num_keys).sum(0)
+        return grad_pre
+
+
+class _Gradients:
+    """Accumulators of a backward pass, float32, in the layout of :class:`TritonPairs`."""
+
+    def __init__(self, pairs: TritonPairs):
+        self.pairs = pairs
+        new_zeros = pairs.queries.new_zeros
+        self.queries = torch.empty_like(pairs.queries)
+        self.row = pairs.queries.new_empty(pairs.row.shape)
+        self.keys = new_zeros(pairs.num_heads, pairs.batch, pairs.num_keys, pairs.head_dim)
+        self.measure = new_zeros(pairs.batch, pairs.num_keys) if pairs.needs_measure else None
+        self.w_key = new_zeros(pairs.width, pairs.head_dim)
+        self.w_product = new_zeros(pairs.width, pairs.head_dim)
+        self.w2 = new_zeros(pairs.w2.shape)
+        self.moments = []  # (A, dL/dout) of chunks that dW2 does not hold yet
+
+    def add_moments(self, moments: Tensor, upstream: Tensor) -> None:
+        """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
+        self.moments.append((moments, upstream))
+        if sum(pair[0].nbytes for pair in self.moments) >= WORKSPACE_BYTES // 4:
+            self._add_to_w2()
+
+    def _add_to_w2(self) -> None:
+        if self.moments:
+            moments, upstream = (torch.cat(parts, dim=1) for parts in zip(*self.moments, strict=True))
+            self.w2 += float32_product(moments.mT, upstream)
+            self.moments.clear()
+
+    def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
+        """In the order of the arguments, up to w2."""
+        self._add_to_w2()
+        return (
+            *(t.permute(1, 2, 0, 3) for t in (self.queries, self.keys, self.row)),
+            self.measure,
+            *collect_position_gradients(self.pairs.positions, position_grads),
+            self.w_key,
+            self.w_product,
+            None,  # w_mid
+            None,  # b_mid
+            self.w2,
+        )
+
+
+def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
+    """Which form of triton_gelu.py the kernels use."""
+    if dtype == torch.float32:
+        return "erf"
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return "tanh.approx" if is_nvidia and not is_interpreted() else "tanh"
+
+
+def dot_precision(device: torch.device) -> str:
+    """Of float32 products: that of float32, unless the user allowed TF32 in PyTorch, by its old or its new setting.
+
+    NVIDIA's tensor cores reach it by three TF32 products ("tf32x3"), 2^-21 relative error.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "ieee"
+    try:  # torch >= 2.9; the old function raises once the new setting was used
+        allowed = torch.backends.cuda.matmul.fp32_precision
+    except AttributeError:
+        allowed = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if allowed == "tf32" else "tf32x3"
+
+
+def device_major(device: torch.device) -> int | None:
+    """Major compute capability of an NVIDIA device."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return torch.cuda.get_device_capability(device)[0] if is_nvidia else None
+
+
+def float32_product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right of [H, m, k] and [H, k, n], accumulated and returned in float32 whatever their dtype."""
+    has_out_dtype = "dtype" in torch.ops.aten.bmm.overloads()  # torch >= 2.8
+    if left.dtype != torch.float32 and left.is_cuda and torch.version.hip is None and has_out_dtype:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def on_device(device: torch.device):
+    """Triton launches on the current device: makes it that of the tensors."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)

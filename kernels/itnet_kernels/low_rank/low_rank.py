@@ -1,0 +1,239 @@
+"""The operator with a kernel of low rank, K_ij = Phi_i^T Psi_j: linear in the number of positions.
+
+    Z[r]     = sum_j omega_j Psi_j[r] . u_j          r numbers per head, whatever n
+    out_i[a] = sum_r Phi_i[r, a] Z[r]
+
+A factor is a tensor, or hidden units with an output layer (:class:`Factor`), which are not multiplied out:
+
+    Phi_i[r, a] = sum_k W[r, a, k] h_i[k] + b[r, a]
+    Z[r]        = sum_{k,c} W[r, c, k] (sum_j omega_j h_j[k] u_j[c]) + b[r] . ubar,    ubar = sum_j omega_j u_j
+    out_i[a]    = sum_k h_i[k] (sum_r W[r, a, k] Z[r]) + sum_r b[r, a] Z[r]
+
+so that a position costs w d_h multiply-adds per head and factor, and the rank none.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..exact.reference import uniform_measure
+from ..prefix_sum import prefix_sum
+from ..sampled.sampled import take_keys
+from ..transforms import recomputed
+from ..validation import check_causal, check_features, check_indices, check_measure, check_per_pair
+
+# Elements of the factors that a causal operator multiplies out at a time: 16 MB in float32.
+_CHUNK_ELEMENTS = 2**22
+
+
+class Factor(NamedTuple):
+    """Phi or Psi as an MLP's hidden units and output layer: Phi_i[r, a] = sum_k weight[r, a, k] hidden_i[k] + bias."""
+
+    hidden: Tensor  # [B, n, H, w]
+    weight: Tensor  # [H, r, d_h, w]
+    bias: Tensor  # [H, r, d_h]
+
+
+class LowRankState(NamedTuple):
+    """What all keys so far amount to. A causal operator needs nothing else of the past; the size does not grow."""
+
+    moments: Tensor  # sum_j omega_j Psi_j . u_j: [B, H, r]
+    mean: Tensor  # sum_j omega_j u_j: [B, H, d_h]
+    mass: Tensor  # sum_j omega_j: [B]
+
+
+def low_rank_transform(
+    u: Tensor,
+    phi: Tensor | Factor,
+    psi: Tensor | Factor,
+    *,
+    measure: Tensor | None = None,
+    is_causal: bool = False,
+    state: LowRankState | None = None,
+    bias: Tensor | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, LowRankState]:
+    r"""The integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
+
+        out_i = sum_j omega_j K_ij u_j,     K_ij[a, c] = sum_r Phi_i[r, a] Psi_j[r, c] + bias[a, c]
+
+    Differentiable in everything. Keys can be given in pieces: the state of one call continues in the next.
+
+    Args:
+        u: key features ``[B, n, H, d_h]``. Half precision is accumulated in float32.
+        phi: the query factor ``[B, n_q, H, r, d_h]`` or a :class:`Factor`; n_q may differ from n (a query domain other
+            than the key domain).
+        psi: the key factor ``[B, n, H, r, d_h]`` or a :class:`Factor`.
+        measure: quadrature weights omega ``[B, n]``, not negative; None is uniform. A key of measure 0 (padding)
+            contributes nothing.
+        is_causal: query i sees the keys j <= i + n - n_q of this call and all keys of ``state``, and omega is
+            normalised over them.
+        state: the keys of earlier calls. Without ``is_causal`` it needs a ``measure``, as uniform weights of pieces
+            do not add up to those of the whole.
+        bias: constant part of the kernel, ``[H, d_h, d_h]``; none if not given.
+        return_state: also return the state after the last key.
+
+    Returns:
+        ``[B, n_q, H, d_h]`` in the dtype of ``u``, or a pair of it and the :class:`LowRankState`.
+    """
+    check_features("u", u)
+    batch, num_keys, num_heads, head_dim = u.shape
+    rank, num_queries = _check_factors(u, phi, psi, is_causal)
+    if bias is not None and list(bias.shape) != [num_heads, head_dim, head_dim]:
+        raise ValueError(f"`bias` {list(bias.shape)} must be {[num_heads, head_dim, head_dim]}: a matrix per head")
+    if measure is not None:
+        check_measure(measure, batch, num_keys)
+    elif is_causal:  # any constant: it is normalised, and pieces of every length agree on 1
+        measure = torch.ones_like(u[..., 0, 0])
+    elif state is None:
+        measure = uniform_measure(u)
+    else:
+        raise ValueError("`state` without `is_causal` needs a `measure`: 1/n of a piece is not 1/n of the whole")
+    if state is not None and list(state.moments.shape) != [batch, num_heads, rank]:
+        raise ValueError(
+            f"`state.moments` {list(state.moments.shape)} must be {[batch, num_heads, rank]} to go with `u` and `psi`"
+        )
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    with torch.autocast(u.device.type, enabled=False):
+        phi, psi = (_cast(factor, dtype) for factor in (phi, psi))
+        measure, bias = measure.to(dtype), None if bias is None else bias.to(dtype)
+        values = u.to(dtype) * measure[..., None, None]  # omega_j u_j
+        if is_causal:
+            out, last = _causal(values, phi, psi, measure, state, bias, num_queries)
+        else:
+            out, last = _complete(values, phi, psi, measure, state, bias)
+    out = out.to(u.dtype)
+    return (out, last) if return_state else out
+
+
+def sampled_low_rank_transform(
+    u: Tensor,
+    phi: Tensor | Factor,
+    psi: Tensor | Factor,
+    *,
+    indices: Tensor,
+    coefficients: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """:func:`sampled_transform` with a low-rank kernel: sum_m c_im (Phi_i^T Psi_j + bias) u_j, j = indices[i, m].
+
+    ``indices`` and ``coefficients`` are ``[B, n_q, M]``, the rest as in :func:`low_rank_transform`; returns
+    ``[B, n_q, H, d_h]``.
+    """
+    check_features("u", u)
+    _, num_queries = _check_factors(u, phi, psi, is_causal=False)
+    check_indices(indices, u.shape[0], num_queries, u.shape[1])
+    check_per_pair("coefficients", coefficients, indices)
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    with torch.autocast(u.device.type, enabled=False):
+        phi, psi = (_cast(factor, dtype) for factor in (phi, psi))
+        values, coefficients = u.to(dtype), coefficients.to(dtype)
+        moments = take_keys(_in_chunks(_project, psi, values), indices)  # [B, n_q, M, H, r]
+        out = _in_chunks(_expand, phi, torch.einsum("bnm,bnmhr->bnhr", coefficients, moments))
+        if bias is not None:
+            mean = torch.einsum("bnm,bnmhc->bnhc", coefficients, take_keys(values, indices))
+            out = out + torch.einsum("bnhc,hac->bnha", mean, bias.to(dtype))
+        return out.to(u.dtype)
+
+
+def _complete(values, phi, psi, measure, state, bias) -> tuple[Tensor, LowRankState]:
+    """All queries see all keys: one Z per sample and head."""
+    mean = values.sum(1)  # [B, H, d_h]
+    if isinstance(psi, Factor):
+        pairs = torch.einsum("bnhk,bnhc->bhkc", psi.hidden, values)
+        moments = torch.einsum("bhkc,hrck->bhr", pairs, psi.weight) + torch.einsum("bhc,hrc->bhr", mean, psi.bias)
+    else:
+        moments = torch.einsum("bnhrc,bnhc->bhr", psi, values)
+    last = _advance(state, LowRankState(moments, mean, measure.sum(1)))
+    constant = 0 if bias is None else torch.einsum("bhc,hac->bha", last.mean, bias)
+    if isinstance(phi, Factor):
+        matrices = torch.einsum("bhr,hrak->bhka", last.moments, phi.weight)
+        constant = constant + torch.einsum("bhr,hra->bha", last.moments, phi.bias)
+        out = torch.einsum("bnhk,bhka->bnha", phi.hidden, matrices)
+    else:
+        out = torch.einsum("bnhra,bhr->bnha", phi, last.moments)
+    return (out if isinstance(constant, int) else out + constant.unsqueeze(1)), last
+
+
+def _causal(values, phi, psi, measure, state, bias, num_queries) -> tuple[Tensor, LowRankState]:
+    """Every query has its own Z: prefix sums of r numbers per head, and of u for the constant part of the kernel."""
+    moments = prefix_sum(_in_chunks(_project, psi, values))  # [B, n, H, r]
+    mean, mass = prefix_sum(values), prefix_sum(measure)
+    prefix = _advance(_unsqueeze(state), LowRankState(moments, mean, mass))
+    seen = LowRankState(*(t[:, values.shape[1] - num_queries :] for t in prefix))
+    out = _in_chunks(_expand, phi, seen.moments)
+    if bias is not None:
+        out = out + torch.einsum("bnhc,hac->bnha", seen.mean, bias)
+    mass = seen.mass[..., None, None]
+    out = torch.where(mass > 0, out / mass.where(mass > 0, 1), 0)
+    return out, LowRankState(*(t[:, -1] for t in prefix))
+
+
+def _project(psi: Tensor, values: Tensor) -> Tensor:
+    """Psi_j[r] . u_j: [B, n, H, r, d_h], [B, n, H, d_h] -> [B, n, H, r]."""
+    return (psi @ values.unsqueeze(-1)).squeeze(-1)
+
+
+def _expand(phi: Tensor, moments: Tensor) -> Tensor:
+    """sum_r Phi_i[r] Z_i[r]: [B, n, H, r, d_h], [B, n, H, r] -> [B, n, H, d_h]."""
+    return (moments.unsqueeze(-2) @ phi).squeeze(-2)
+
+
+def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
+    """``apply(factor, other)``, where a factor that is an MLP is multiplied out a few positions at a time."""
+    if not isinstance(factor, Factor):
+        return apply(factor, other)
+
+    def chunk(hidden: Tensor, part: Tensor) -> Tensor:
+        return apply(torch.einsum("bnhk,hrak->bnhra", hidden, factor.weight) + factor.bias, part)
+
+    size = max(1, _CHUNK_ELEMENTS // (other.shape[0] * factor.bias.numel()))
+    parts = zip(factor.hidden.split(size, dim=1), other.split(size, dim=1), strict=True)
+    return torch.cat([recomputed(chunk, *part) for part in parts], dim=1)
+
+
+def _advance(state: LowRankState | None, new: LowRankState) -> LowRankState:
+    return new if state is None else LowRankState(*(a.to(b.dtype) + b for a, b in zip(state, new, strict=True)))
+
+
+def _unsqueeze(state: LowRankState | None) -> LowRankState | None:
+    return None if state is None else LowRankState(*(t.unsqueeze(1) for t in state))
+
+
+def _cast(factor: Tensor | Factor, dtype: torch.dtype) -> Tensor | Factor:
+    return Factor(*(t.to(dtype) for t in factor)) if isinstance(factor, Factor) else factor.to(dtype)
+
+
+def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor, is_causal: bool) -> tuple[int, int]:
+    """Rank and number of queries."""
+    batch, num_keys, num_heads, head_dim = u.shape
+    shapes = {name: _factor_shape(name, factor) for name, factor in (("phi", phi), ("psi", psi))}
+    num_queries, rank = shapes["phi"][1], shapes["psi"][3]
+    for name, count in (("phi", num_queries), ("psi", num_keys)):
+        expected = [batch, count, num_heads, rank, head_dim]
+        if shapes[name] != expected or rank < 1:
+            raise ValueError(
+                f"`{name}` {shapes[name]} must be {expected} with a rank of at least 1: [batch, positions, heads, "
+                f"rank, head size] to go with `u` {list(u.shape)}"
+            )
+    if is_causal:
+        check_causal(num_queries, num_keys)
+    return rank, num_queries
+
+
+def _factor_shape(name: str, factor: Tensor | Factor) -> list[int]:
+    """[B, n, H, r, d_h] of a factor in either form."""
+    if not isinstance(factor, Factor):
+        if factor.dim() != 5:
+            raise ValueError(
+                f"`{name}` {list(factor.shape)} must have shape [batch, positions, heads, rank, head size]"
+            )
+        return list(factor.shape)
+    heads, rank, head_dim, width = factor.weight.shape
+    if list(factor.hidden.shape[2:]) != [heads, width] or list(factor.bias.shape) != [heads, rank, head_dim]:
+        raise ValueError(
+            f"`{name}.hidden` {list(factor.hidden.shape)}, `{name}.weight` {list(factor.weight.shape)} and "
+            f"`{name}.bias` {list(factor.bias.shape)} must be [B, n, H, w], [H, r, d_h, w] and [H, r, d_h]"
+        )
+    return [*factor.hidden.shape[:2], heads, rank, head_dim]

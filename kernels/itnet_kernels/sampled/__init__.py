@@ -1,0 +1,1 @@
+"""The sum over listed keys: edges, Monte Carlo samples, anchors."""

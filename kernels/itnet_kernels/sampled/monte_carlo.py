@@ -1,0 +1,64 @@
+"""Importance-weighted Monte Carlo integration."""
+
+import torch
+from torch import Tensor
+
+from ..exact.reference import uniform_measure
+from ..prefix_sum import prefix_sum
+from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
+from ..weights import KernelWeights
+from .sampled import SampledPairs
+
+
+def monte_carlo_transform(
+    u: Tensor,
+    positions: Tensor,
+    weights: KernelWeights,
+    *,
+    indices: Tensor,
+    probabilities: Tensor,
+    measure: Tensor | None = None,
+    is_causal: bool = False,
+    queries: Tensor | None = None,
+    query_positions: Tensor | None = None,
+) -> Tensor:
+    r"""Importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
+
+        out_i = 1/M sum_m omega_j / p_ij K_ij u_j,     j = indices[i, m] ~ p_i
+
+    Unbiased for every measure and every pmf p_i that is positive wherever omega_j K_ij u_j is not 0. Differentiable
+    like the exact operator, with indices and probabilities as constants of the sampling: pass probabilities that
+    require no gradient.
+
+    Args:
+        u, positions, weights, measure, queries, query_positions: as in :func:`integral_transform`.
+        indices: the keys drawn for each query, ``[B, n_q, M]``, with replacement; M may exceed n.
+        probabilities: p_ij of each drawn key, positive, ``[B, n_q, M]``.
+        is_causal: omega is normalised over the keys j <= i + n_k - n_q that query i sees; a hidden key that was drawn
+            contributes nothing.
+
+    Returns:
+        ``[B, n_q, H, d_h]`` in the dtype of the queries.
+    """
+    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
+    check_indices(indices, batch, num_queries, num_keys)
+    check_per_pair("probabilities", probabilities, indices)
+    if indices.shape[2] == 0:
+        raise ValueError("`indices` holds no key: a Monte Carlo estimate needs at least one sample per query")
+    if may_look_at(probabilities) and not bool((probabilities > 0).all()):
+        raise ValueError("`probabilities` must be positive: a key of probability 0 cannot have been drawn")
+    if measure is None:
+        measure = uniform_measure(u)
+    else:
+        check_measure(measure, batch, num_keys)
+        measure = measure.to(torch.promote_types(measure.dtype, torch.float32))  # sums of it do not fit half precision
+    drawn = measure.gather(1, indices.flatten(1).long()).view(indices.shape)  # omega_j [B, n_q, M]
+    if is_causal:
+        check_causal(num_queries, num_keys)
+        last = torch.arange(num_keys - num_queries, num_keys, device=u.device)  # last visible key of each query
+        mass = prefix_sum(measure)[:, last].unsqueeze(-1)
+        visible = (indices <= last[:, None]) & (mass > 0)
+        drawn = torch.where(visible, drawn / mass.where(mass > 0, 1), 0)
+    coefficients = drawn / (indices.shape[2] * probabilities)
+    return SampledPairs(queries, u, query_positions, positions, weights).transform(indices, coefficients)

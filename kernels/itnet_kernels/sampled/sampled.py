@@ -1,0 +1,188 @@
+"""The operator over a few chosen keys per query: samples, the edges of a graph, or any other list of pairs.
+
+    out_i = sum_m c_im K_ij u_j,   j = indices[i, m]
+
+reassociated as the exact operator is (reassociated.py), with the keys gathered per query:
+
+    pre_im[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]
+    A_i[k, c] = sum_m GELU(pre_im[k]) c_im u_j[c]
+    out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + sum_m c_im (b2 u_j)[a]
+
+which costs n M w d_h multiply-adds per head and product. Queries are processed in tiles that the backward evaluates
+again, so that memory beyond inputs and output does not grow with n.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from ..positions import PositionWeights, fourier_features, position_bias, position_dtype
+from ..transforms import recomputed
+from ..validation import batched, check_indices, check_operands, check_per_pair
+from ..weights import KernelWeights, split_input_weights
+
+# Elements of one [samples, queries, heads, w, M] tile of pre-activations: 16 MB in float32.
+_TILE_ELEMENTS = 2**22
+
+
+def sampled_transform(
+    u: Tensor,
+    positions: Tensor,
+    weights: KernelWeights,
+    *,
+    indices: Tensor,
+    coefficients: Tensor,
+    queries: Tensor | None = None,
+    query_positions: Tensor | None = None,
+) -> Tensor:
+    r"""Each query integrates over its own list of keys, with weights of its own:
+
+        out_i^(h) = sum_m c_im K_{i, j(i,m)}^(h) u_{j(i,m)}^(h)
+
+    Differentiable like :func:`integral_transform`, and in ``coefficients``.
+
+    Args:
+        u: key features ``[B, n, H, d_h]``; also the query features unless ``queries`` is given.
+        positions: coordinates of ``u``, ``[n, s]`` or ``[B, n, s]``.
+        weights: the kernel MLP.
+        indices: keys of each query, ``[B, n_q, M]``, in [0, n). The same key may come twice.
+        coefficients: c_im ``[B, n_q, M]``, of either sign; 0 for an entry that does not count.
+        queries, query_positions: a query domain other than the key domain, ``[B, n_q, H, d_h]`` and ``[n_q, s]`` or
+            ``[B, n_q, s]``.
+
+    Returns:
+        ``[B, n_q, H, d_h]`` in the dtype of the queries.
+    """
+    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
+    check_per_pair("coefficients", coefficients, indices)
+    if indices.shape[2] == 0:
+        return torch.zeros_like(queries)
+    return SampledPairs(queries, u, query_positions, positions, weights).transform(indices, coefficients)
+
+
+@torch.no_grad()
+def integrand_norms(
+    u: Tensor,
+    positions: Tensor,
+    weights: KernelWeights,
+    *,
+    indices: Tensor,
+    queries: Tensor | None = None,
+    query_positions: Tensor | None = None,
+) -> Tensor:
+    """|K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
+
+    Arguments as in :func:`sampled_transform`; returns ``[B, n_q, M]``. A norm needs every K_ij u_j by itself, hence
+    d_h times the work per pair of the reassociated sum: ask for few queries.
+    """
+    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
+    return SampledPairs(queries, u, query_positions, positions, weights).norms(indices)
+
+
+class SampledPairs:
+    """The operands of one call, in the dtype that they are multiplied in. b samples, t queries of a tile."""
+
+    def __init__(self, queries, keys, query_positions, key_positions, weights: KernelWeights):
+        self.out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
+        self.queries, self.keys = queries.to(dtype), keys.to(dtype)
+        self.weights = weights.to(dtype)
+        self.num_heads, self.head_dim = keys.shape[2:]
+        self.columns = split_input_weights(self.weights, self.head_dim)
+        x, y = (batched(p).to(position_dtype(p.device)) for p in (query_positions, key_positions))
+        self.positions = x, y
+        self.features = tuple(fourier_features(p, weights.fourier).to(dtype) for p in (x, y))
+
+    def transform(self, indices: Tensor, coefficients: Tensor) -> Tensor:
+        with torch.autocast(self.queries.device.type, enabled=False):
+            coefficients = coefficients.to(self.queries.dtype)
+            out = self._by_tiles(self._transform_tile, self._tile_size(indices), indices, coefficients)
+            return out.to(self.out_dtype)
+
+    def norms(self, indices: Tensor) -> Tensor:
+        with torch.autocast(self.queries.device.type, enabled=False):
+            size = max(1, self._tile_size(indices) * self.weights.w1.shape[0] // self.head_dim**2)
+            return self._by_tiles(self._norms_tile, size, indices)
+
+    def _tile_size(self, indices: Tensor) -> int:
+        """(sample, query) pairs of a tile."""
+        return max(1, _TILE_ELEMENTS // (indices.shape[2] * self.num_heads * self.weights.w1.shape[0]))
+
+    def _by_tiles(self, evaluate, size: int, *per_query: Tensor) -> Tensor:
+        """Concatenates ``evaluate`` over tiles of ``size`` (sample, query) pairs; the backward evaluates them again.
+
+        Everything is split, not sliced: the gradient of a slice is a zero tensor of the size of the whole.
+        """
+        batch, num_queries = self.queries.shape[:2]
+        in_queries = min(size, num_queries)
+        in_batch = min(max(1, size // num_queries), batch)
+
+        def by_samples(tensor):
+            return tensor.split(in_batch) if tensor.shape[0] == batch else [tensor] * -(-batch // in_batch)
+
+        by_queries = (self.queries, self.positions[0], self.features[0], *per_query)
+        by_keys = (self.keys, self.positions[1], self.features[1])
+        rows = []
+        for group in zip(*(by_samples(tensor) for tensor in (*by_queries, *by_keys)), strict=True):
+            of_queries, of_keys = group[: len(by_queries)], group[len(by_queries) :]
+            tiles = zip(*(tensor.split(in_queries, dim=1) for tensor in of_queries), strict=True)
+            rows.append(torch.cat([recomputed(evaluate, *tile, *of_keys) for tile in tiles], dim=1))
+        return torch.cat(rows)
+
+    def _transform_tile(self, queries, x, gamma_x, indices, coefficients, keys, y, gamma_y) -> Tensor:
+        keys = take_keys(keys, indices).transpose(2, 3)  # [b, t, H, M, d_h]
+        hidden = self._hidden(queries, x, gamma_x, indices, keys, y, gamma_y)  # [b, t, H, w, M]
+        values = keys * coefficients[:, :, None, :, None]
+        moments = (hidden @ values).flatten(-2)  # A [b, t, H, w * d_h]
+        w2 = self.weights.w2.unflatten(1, (self.head_dim, -1)).transpose(1, 3).flatten(1, 2)  # [H or 1, (k, c), a]
+        b2 = self.weights.b2.unflatten(1, (self.head_dim, -1)).mT  # [H or 1, c, a]
+        return _per_head(moments, w2) + _per_head(values.sum(3), b2)
+
+    def _norms_tile(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
+        keys = take_keys(keys, indices).transpose(2, 3)
+        hidden = self._hidden(queries, x, gamma_x, indices, keys, y, gamma_y).mT  # [b, t, H, M, w]
+        matrices = hidden @ self.weights.w2.mT + self.weights.b2.unsqueeze(1)  # [b, t, H, M, d_h^2]
+        values = matrices.unflatten(-1, (self.head_dim, -1)) @ keys.unsqueeze(-1)  # [b, t, H, M, d_h, 1]
+        return torch.linalg.vector_norm(values, dim=(2, 4, 5))
+
+    def _hidden(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
+        """Last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
+        columns, weights = self.columns, self.weights
+        pre = weights.b1.expand(1, 1, 1, -1)  # q_i[k]: [b or 1, t or 1, H or 1, w]
+        if columns["x"] is not None:
+            pre = pre + (gamma_x @ columns["x"].T).unsqueeze(2)
+        if columns["u_x"] is not None:
+            pre = pre + queries @ columns["u_x"].T
+        pre = pre.unsqueeze(-1)
+        position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
+        drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
+        bias = position_bias(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
+        if bias is not None:  # [b, t, w, M]
+            pre = pre + bias.unsqueeze(2)
+        pre = pre.expand(*keys.shape[:3], -1, keys.shape[3])  # [b, t, H, w, M]
+        virtual = columns["u_y"]  # Q_i[k]: [w, d_h] for all queries, or [b, t, H, w, d_h]
+        if columns["u_x*u_y"] is not None:
+            product = columns["u_x*u_y"] * queries.unsqueeze(-2)
+            virtual = product if virtual is None else product + virtual
+        if virtual is not None:
+            virtual = virtual.expand(*keys.shape[:3], -1, -1).flatten(0, 2)
+            product = torch.baddbmm(pre.flatten(0, 2), virtual, keys.flatten(0, 2).mT)
+            pre = product.unflatten(0, keys.shape[:3])
+        hidden = gelu(pre)
+        if weights.w_mid is not None:
+            hidden = gelu(weights.w_mid @ hidden + weights.b_mid[:, None])
+        return hidden
+
+
+def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:
+    """Rows of [b or 1, n, ...] at indices [b, t, M]: [b, t, M, ...]."""
+    if tensor.shape[0] > 1:
+        offsets = torch.arange(0, tensor.shape[0] * tensor.shape[1], tensor.shape[1], device=indices.device)
+        indices = indices + offsets[:, None, None]
+    return tensor.flatten(0, 1).index_select(0, indices.flatten()).unflatten(0, indices.shape)
+
+
+def _per_head(features: Tensor, matrices: Tensor) -> Tensor:
+    """[b, t, H, f] times [H or 1, f, a] -> [b, t, H, a]."""
+    return torch.einsum("bthf,hfa->btha", features, matrices.expand(features.shape[2], -1, -1))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operator learning: a function on one set of points in, a function on any other set of points out."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring
+from transformers.utils.generic import can_return_tuple
+
+from configuration_itnet import ITNetConfig
+from itnet_kernels import integral_transform
+
+from ..domain import check_mask
+from ..encoders import signal_measure
+from ..layers import ITNetFeedForward
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from ..operator import ITNetFourierFeatures, ITNetKernel
+from ..outputs import with_proposal_loss
+from .common import check_modality
+from .interpolation import shepard_interpolation
+
+
+@dataclass
+class SignalRegressionOutput(ModelOutput):
+    """
+    Args:
+        loss (`torch.FloatTensor` of shape `(1,)`, *optional*, returned when `labels` is provided):
+            Mean squared error.
+        predictions (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`):
+            Values of the output function at the query positions.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*, returned when `output_hidden_states=True` is passed):
+            Features of the encoder and of every layer, at the input positions.
+    """
+
+    loss: Tensor | None = None
+    predictions: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+with_proposal_loss(SignalRegressionOutput)
+
+
+class ITNetQueryLayer(nn.Module):
+    """Reads a signal u on y_1..y_n at other positions q_1..q_m: an ITNet layer whose queries are not its keys.
+
+        v(q) = S[u](q) + W_pos gamma(q),    S[u] the Shepard interpolant of u
+        z(q) = v(q) + W^O [ sum_j omega_j kappa^(h)(q, y_j, LN(v)(q), u_j) u_j^(h) ]_h + W_theta LN(v)(q)
+        w(q) = LN(z(q) + F(LN(z)(q)))
+
+    The integral is exact whatever the integration mode of the layers: its cost is m n. In a causal model the queries
+    are the positions, and query i sees y_1..y_i alone.
+    """
+
+    def __init__(self, config: ITNetConfig, position_size: int):
+        super().__init__()
+        size = config.hidden_size
+        self.config = config
+        self.position_projection = nn.Linear(position_size, size, bias=False)
+        self.query_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.kernel = ITNetKernel(config)
+        self.output = nn.Linear(size, size, bias=False)  # W^O
+        self.residual = nn.Linear(size, size, bias=False)  # W_theta
+        self.output.initialization, self.residual.initialization = "xavier_output", "identity"
+        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.feed_forward = ITNetFeedForward(config)
+        self.layernorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        fourier: ITNetFourierFeatures,
+        features: Tensor,  # u [B, n, d], normalised
+        positions: Tensor,  # [n, s] or [B, n, s]
+        measure: Tensor,  # [B, n]
+        query_positions: Tensor,  # [m, s] or [B, m, s]
+    ) -> Tensor:
+        """w [B, m, d]."""
+        num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
+        hidden_states = shepard_interpolation(features, positions, measure, query_positions, is_causal)
+        hidden_states = hidden_states + self.position_projection(fourier(query_positions).to(features.dtype))  # v
+        queries = self.query_norm(hidden_states)
+        integral = integral_transform(
+            features.unflatten(-1, (num_heads, -1)),
+            positions,
+            self.kernel(fourier.frequencies),
+            measure=measure,
+            queries=queries.unflatten(-1, (num_heads, -1)),
+            query_positions=query_positions,
+            is_causal=is_causal,
+            backend=self.config.backend,
+        )
+        hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
+        hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
+        return self.layernorm(hidden_states)
+
+
+@auto_docstring(
+    custom_intro="""
+    ITNet for operator learning (`modality="signal"`): the values of a function on one set of points go in, the values
+    of another function on any other set of points come out. Neither set is fixed: every sample may bring its own, and
+    a model runs on meshes that it was not trained on.
+    """
+)
+class ITNetForSignalRegression(ITNetPreTrainedModel):
+    main_input_name = "signal_values"
+    accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__(config)
+        check_modality(self, config, "signal")
+        self.itnet = ITNetModel(config)
+        self.decoder = ITNetQueryLayer(config, self.itnet.fourier.size)
+        self.regressor = nn.Linear(config.hidden_size, config.num_labels)
+        self.main_input_name = self.itnet.main_input_name
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        signal_values: Tensor | None = None,
+        positions: Tensor | None = None,
+        query_positions: Tensor | None = None,
+        measure: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SignalRegressionOutput:
+        r"""
+        signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
+            Values of the input function.
+        positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
+            Where they were taken. Without the first axis the batch shares them.
+        query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, position_dim)`, *optional*):
+            Where the output function is wanted, with or without the first axis. Default: at `positions`; a causal
+            model has no other choice, as it sees the past by the order of `positions`.
+        measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
+            Quadrature weights of the positions; normalised to sum to 1. Uniform if not given.
+        query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
+            1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however
+            many positions it has.
+        labels (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`, *optional*):
+            Values of the output function at the query positions. The loss is the mean squared error.
+        """
+        outputs = self.itnet(
+            signal_values=signal_values,
+            inputs_embeds=inputs_embeds,
+            positions=positions,
+            measure=measure,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
+        features = outputs.last_hidden_state
+        query_positions = self._queries(query_positions, positions, features.shape[0])
+        hidden_states = self.decoder(
+            self.itnet.fourier,
+            features,
+            positions.float(),
+            signal_measure(features, measure, attention_mask),
+            query_positions.float(),
+        )
+        predictions = self.regressor(hidden_states)
+        loss = self._loss(predictions, labels, query_mask) if labels is not None else None
+        return SignalRegressionOutput(loss=loss, predictions=predictions, hidden_states=outputs.hidden_states)
+
+    def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
+        dim = self.config.position_dim
+        if query_positions is not None and self.config.is_causal:
+            raise ValueError(
+                f"`query_positions` {list(query_positions.shape)} cannot be given to a causal model (`is_causal`): "
+                "what an output may see follows from its place among `positions`"
+            )
+        query_positions = positions if query_positions is None else query_positions
+        shape = list(query_positions.shape)
+        if len(shape) not in (2, 3) or shape[-1] != dim or shape[-2] == 0 or (len(shape) == 3 and shape[0] != batch):
+            raise ValueError(f"`query_positions` {shape} must be [queries, {dim}] or [{batch}, queries, {dim}]")
+        return query_positions
+
+    def _loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
+        if labels.shape != predictions.shape:
+            raise ValueError(
+                f"`labels` {list(labels.shape)} must be {list(predictions.shape)}: [batch, queries, `num_labels`]"
+            )
+        predictions, labels = predictions.float(), labels.to(predictions.device).float()
+        if query_mask is None:
+            return F.mse_loss(predictions, labels)
+        mask = check_mask(query_mask, *predictions.shape[:2], name="query_mask")  # [B, m]
+        errors = (predictions - labels).square().mean(-1)
+        return ((errors * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+__all__ = ["ITNetForSignalRegression", "SignalRegressionOutput"]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image-and-text model out of one trained on images and one trained on text (App. train_vqa)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..encoders.multimodal import TEXT_LINE
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
+
+# Coordinates k/n at which the text positions of the two models are matched.
+_MATCHED_POSITIONS = 512
+
+
+@torch.no_grad()
+def from_image_and_text_checkpoints(
+    model_class: type[ITNetPreTrainedModel],
+    image_checkpoint: str,
+    text_checkpoint: str,
+    *,
+    core: Literal["image", "text", "average"] = "image",
+    **overrides,
+) -> ITNetPreTrainedModel:
+    """A multimodal model whose image and text parts, and layers, start from two separately trained checkpoints.
+
+    - Image: patch embeddings, [CLS], position projection and Fourier frequencies are those of the image model.
+    - Text: token and segment embeddings are those of the text model. Its positions lie on a line, here they lie in
+      the plane, with other frequencies; so its position projection is replaced by the one that comes closest to the
+      same function of k/n (least squares over k/n in (0, 1]).
+    - Layers and final layer norm: those of the image model (``core="image"``, whose frequencies the kernels were
+      trained with), of the text model, or the mean of the two.
+    - Modality embeddings and the head are new.
+
+    Args:
+        model_class: ITNetModel or a head for `modality="multimodal"`.
+        image_checkpoint, text_checkpoint: folders or Hub names, of the bare models or of models with a head. Sizes of
+            the layers must agree.
+        core: where the layers come from.
+        overrides: arguments of ITNetConfig, such as ``measure="balanced"`` or ``num_labels=3129``. The rest is the
+            configuration of the image model, with the vocabulary of the text model.
+    """
+    if core not in ("image", "text", "average"):
+        raise ValueError(f"`core` ({core!r}) must be 'image', 'text' or 'average'")
+    image, text = (ITNetModel.from_pretrained(name) for name in (image_checkpoint, text_checkpoint))
+    for name, model in (("image", image), ("text", text)):
+        if model.config.modality != name:
+            raise ValueError(f"`{name}_checkpoint` holds a model for `modality` ({model.config.modality!r})")
+    model = model_class(_multimodal_config(image.config, text.config, overrides))
+    base = model if isinstance(model, ITNetModel) else model.itnet
+    base.fourier.load_state_dict(image.fourier.state_dict())
+    base.encoder.image.load_state_dict(image.encoder.state_dict())
+    base.encoder.text.word_embeddings.load_state_dict(text.encoder.word_embeddings.state_dict())
+    base.encoder.text.token_type_embeddings.load_state_dict(text.encoder.token_type_embeddings.state_dict())
+    base.encoder.text.position_projection.weight.copy_(_projection_in_the_plane(base, text))
+    for name in ("layers", "layernorm"):
+        getattr(base, name).load_state_dict(_core_state(getattr(image, name), getattr(text, name), core))
+    return model
+
+
+def _multimodal_config(image, text, overrides: dict):
+    """The image model's configuration for image and text; the label names of neither carry over."""
+    values = image.to_dict()
+    for name in ("id2label", "label2id", "problem_type", "architectures", "transformers_version", "model_type"):
+        values.pop(name, None)
+    for name in ("vocab_size", "type_vocab_size", "max_position_embeddings", "pad_token_id"):
+        values[name] = getattr(text, name)
+    return type(image)(**{**values, "modality": "multimodal", **overrides})
+
+
+def _core_state(image: nn.Module, text: nn.Module, core: str) -> dict[str, Tensor]:
+    states = {"image": image.state_dict(), "text": text.state_dict()}
+    shapes = [{name: list(tensor.shape) for name, tensor in state.items()} for state in states.values()]
+    if shapes[0] != shapes[1]:
+        differing = sorted(name for name in shapes[0] if shapes[0][name] != shapes[1].get(name))
+        raise ValueError(f"the two checkpoints have layers of different sizes, for example {differing[:3]}")
+    if core != "average":
+        return states[core]
+    return {name: (tensor + states["text"][name]) / 2 for name, tensor in states["image"].items()}
+
+
+def _projection_in_the_plane(base: ITNetModel, text: ITNetModel) -> Tensor:
+    """argmin over W of sum_t |W gamma(t, 2) - W_text gamma_text(t)|^2: [d, 2L]."""
+    line = torch.arange(1, _MATCHED_POSITIONS + 1, dtype=torch.float64).unsqueeze(-1) / _MATCHED_POSITIONS  # [T, 1]
+    plane = torch.cat([line, torch.full_like(line, TEXT_LINE)], dim=-1)
+    wanted = text.fourier(line).double() @ text.encoder.position_projection.weight.double().T  # [T, d]
+    # Directions that the coordinates hardly excite get no weight instead of a huge one.
+    solution = torch.linalg.lstsq(base.fourier(plane).double(), wanted, rcond=1e-2, driver="gelsd").solution
+    return solution.T
+
+
+__all__ = ["from_image_and_text_checkpoints"]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of plain tensor operations, and ONNX files made of them.
+
+The sum over pairs is one opaque operator, which no other runtime knows. Here it is written out, densely: a graph that
+holds one hidden unit of every pair at once, n^2 H w numbers per sample. Low-rank models need no such thing.
+"""
+
+import logging
+import re
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from itnet_kernels.exact.pair_inputs import PairInputs
+from itnet_kernels.exact.pair_sum import pair_sum
+from itnet_kernels.exact.plain_pair_sum import plain_tile
+
+from ..modeling_itnet import ITNetPreTrainedModel
+
+
+def dense_pair_sum(*arguments) -> Tensor:
+    """``itnet::pair_sum``, all pairs at once."""
+    inputs = PairInputs(*arguments[:-2])  # then operand dtype and backend
+    return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
+
+
+def export_graph(
+    model: ITNetPreTrainedModel, inputs: Mapping[str, Tensor], dynamic_batch: bool = True
+) -> ExportedProgram:
+    """
+    A graph of plain tensor operations.
+
+    Args:
+        model: Any ITNet model; it is exported as it runs in evaluation.
+        inputs: Forward arguments. With a dynamic batch, two samples at least.
+        dynamic_batch (`bool`, *optional*, defaults to `True`):
+            The graph takes any number of samples. Graph models have a fixed number.
+    """
+    shared = [name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2]
+    dynamic = {
+        name: {0: torch.export.Dim.DYNAMIC} if dynamic_batch and name not in shared else None for name in inputs
+    }
+    program = torch.export.export(model.eval(), (), dict(inputs), dynamic_shapes=dynamic, strict=False)
+    return program.run_decompositions({pair_sum._opoverload: dense_pair_sum})
+
+
+def export_onnx(
+    model: ITNetPreTrainedModel, inputs: Mapping[str, Tensor], path: str | Path, dynamic_batch: bool = True
+) -> Path:
+    """Writes an ONNX file; arguments as in :func:`export_graph`. Needs onnx and onnxscript.
+
+    Inputs and outputs have the names that they have in the model, such as ``pixel_values`` and ``logits``; the axis of
+    samples is called ``batch`` if it is dynamic.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
+    with _quiet():
+        graph = export_graph(model, inputs, dynamic_batch)
+        program = torch.onnx.export(graph, dynamo=True, verbose=False, output_names=_output_names(graph))
+    _name_batch_axis(program.model.graph)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    program.save(str(path))
+    return Path(path)
+
+
+def _output_names(graph: ExportedProgram) -> list[str]:
+    """The fields of the model's output, in its order; those that hold several tensors are numbered."""
+    outputs = graph.call_spec.out_spec
+    names = []
+    for name, part in zip(outputs.context, outputs.children(), strict=True):
+        names += [name] if part.is_leaf() else [f"{name}.{index}" for index in range(part.num_leaves)]
+    return names
+
+
+def _name_batch_axis(graph) -> None:
+    """Calls the dynamic axis, a symbol such as ``s99``, ``batch`` in all shapes of an ONNX graph."""
+    sizes = [str(value.shape[0]) for value in graph.inputs if value.shape is not None and value.shape.rank()]
+    symbols = "|".join({size for size in sizes if not size.isdigit()})
+    if not symbols:
+        return
+    for value in [*graph.inputs, *(value for node in graph for value in node.outputs)]:
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = re.sub(rf"\b({symbols})\b", "batch", size.value)
+
+
+@contextmanager
+def _quiet():
+    """Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+__all__ = ["export_graph", "export_onnx"]

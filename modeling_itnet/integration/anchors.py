@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The anchors that Monte Carlo integration uses at evaluation."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from itnet_kernels import cluster_measure, kmeans_anchors, prefix_sum
+from itnet_kernels.positions import position_dtype
+from itnet_kernels.transforms import is_transformed
+
+
+class Anchors(NamedTuple):
+    """A quadrature rule with few keys: one per cluster of positions."""
+
+    indices: Tensor  # [B, M] the keys, or for a causal operator [B, n, M]: those of every query
+    measure: Tensor  # the same shape: what the key stands for, summing to 1
+
+
+class ITNetAnchors:
+    """Anchors of a signal's domain, each weighted by the measure that it stands for (§mc_impl of the paper).
+
+    They stand for the k-means clusters of the positions. Those of a domain that the whole batch shares are kept until
+    another domain comes. Causal operators have anchors of their own for every query: :func:`causal_anchors`.
+    """
+
+    def __init__(self):
+        # Positions, measure of one sample, count; and their clusters. One attribute: threads see all of it or nothing.
+        self._kept: tuple[tuple, tuple[Tensor, Tensor]] | None = None
+
+    def __call__(self, positions: Tensor, measure: Tensor, count: int, is_causal: bool) -> Anchors:
+        """positions [n, s] or [B, n, s], measure [B, n], ``count`` anchors."""
+        if is_causal:
+            return causal_anchors(measure, count)
+        indices, clusters = (t.expand(measure.shape[0], -1) for t in self._find(positions, measure, count))
+        return Anchors(indices, cluster_measure(measure, clusters, count))
+
+    def _find(self, positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        # What a transform of torch.func wraps has no values to look at, or must not be kept beyond it.
+        may_keep = positions.dim() == 2 and not torch.compiler.is_compiling() and not is_transformed()
+        if not (may_keep and bool((measure == measure[:1]).all())):
+            return kmeans_anchors(positions, measure, count)
+        domain, kept = (positions, measure[:1], count), self._kept
+        if kept is not None and _same(domain, kept[0]):
+            return kept[1]
+        clusters = kmeans_anchors(*domain)
+        self._kept = domain, clusters
+        return clusters
+
+
+def _same(domain: tuple, other: tuple) -> bool:
+    (x, measure, count), (other_x, other_measure, other_count) = domain, other
+    return (
+        x.device == other_x.device
+        and count == other_count
+        and torch.equal(x, other_x)
+        and torch.equal(measure, other_measure)
+    )
+
+
+@torch.no_grad()
+def causal_anchors(measure: Tensor, count: int) -> Anchors:
+    r"""Anchors of every query of a causal operator, from what it sees alone: measure [B, n] -> [B, n, M].
+
+    A query that sees c real keys cuts them, in their order, into blocks of h keys, h the largest power of two that
+    leaves M blocks or more; then the oldest are joined in pairs until there are M, the last of which may be short. The
+    middle of each block is the anchor, with the measure of the block. Up to M keys are all anchors: exact. Nothing
+    depends on how many keys follow, so a prefix of a text is integrated as it would be alone. O(n M) in all.
+    """
+    real = measure > 0
+    seen = real.cumsum(1).unsqueeze(-1)  # c [B, n, 1]
+    doublings = (count - 1) * 2 ** torch.arange(1, 32, device=measure.device) < seen
+    size = 2 ** doublings.sum(-1, keepdim=True)  # h
+    joined = (-(-seen // size) - count).clamp(min=0)
+    block = torch.arange(count, device=measure.device)
+    is_joined = block < joined
+    start = torch.where(is_joined, 2 * size * block, size * (block + joined)).minimum(seen)
+    stop = (start + torch.where(is_joined, 2 * size, size)).minimum(seen)  # [B, n, M]
+
+    order = real.int().argsort(dim=1, descending=True, stable=True)  # the real keys, then padding
+    middle = (start + (stop - start - 1).clamp(min=0) // 2).clamp(max=measure.shape[1] - 1)
+    indices = order.gather(1, middle.flatten(1)).view(middle.shape)
+    cumulated = prefix_sum(measure.gather(1, order).to(position_dtype(measure.device)))
+    cumulated = torch.nn.functional.pad(cumulated, (1, 0))  # of the first 0, 1, ... real keys
+    mass = [cumulated.gather(1, bound.flatten(1)).view(bound.shape) for bound in (start, stop, seen)]
+    total = mass[2].where(mass[2] > 0, 1)
+    return Anchors(indices, ((mass[1] - mass[0]) / total).to(measure.dtype))

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operators of a model are called with, for whoever looks at kernels from outside."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..operator import find_operators
+
+
+class OperatorInput(NamedTuple):
+    """What the operator of a layer is called with."""
+
+    features: Tensor  # LN(u) [B, n, d]
+    positions: Tensor  # [n, s] or [B, n, s]
+    measure: Tensor  # [B, n]
+    frequencies: Tensor  # B [L, s]
+
+
+def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """``inputs`` without labels, or an error that calls them ``name`` if they are no keyword arguments."""
+    if not isinstance(inputs, Mapping):
+        example = getattr(model, "main_input_name", "inputs")
+        raise ValueError(
+            f"`{name}` ({type(inputs).__name__}) must hold keyword arguments of the model's forward, "
+            f"such as {{{example!r}: ...}}"
+        )
+    return {key: value for key, value in inputs.items() if key != "labels" and value is not None}
+
+
+@torch.no_grad()
+def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[OperatorInput]:
+    """Runs the model on ``inputs`` in evaluation mode and returns what each of its operators was called with."""
+    inputs = forward_arguments(model, inputs, name)
+    captured = []
+    hooks = [
+        operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:4])))
+        for operator in find_operators(model)
+    ]
+    was_training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in was_training:
+            module.training = True
+    return captured

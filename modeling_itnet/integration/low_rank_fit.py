@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From exact to low-rank integration: fits Phi and Psi of every layer to the operator of a trained model."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from configuration_itnet import ITNetConfig
+from itnet_kernels import Factor, low_rank_transform
+
+from ..operator import ITNetOperator, find_operators
+from .capture import OperatorInput, forward_arguments, operator_inputs
+from .choice import integrating
+from .factors import ITNetFactors
+
+# Ridge of the least-squares step, relative to the mean of the Gram matrix's diagonal.
+_RIDGE = 1e-7
+
+
+@dataclass(frozen=True)
+class LowRankReport:
+    """How close the low-rank operators come to the exact ones, on the data of the fit and on data it did not see."""
+
+    rank: int
+    layer_errors: list[float]  # |integral - exact| / |exact| of every layer, fitted alone, at the exact features
+    output_error: float  # the same of the model's last hidden state, with all layers converted
+    held_out_error: float | None = None  # the same on samples that were held out of the fit; None if none were
+    num_held_out: int = 0  # how many samples these are
+
+    def __str__(self) -> str:
+        rows = [f"  layer {index}: {error:.4f}" for index, error in enumerate(self.layer_errors)]
+        lines = [f"relative errors at rank {self.rank}", *rows, f"  output: {self.output_error:.4f}"]
+        if self.held_out_error is None:
+            return "\n".join([*lines, "  (all on the data of the fit: nothing was held out)"])
+        return "\n".join([*lines, f"  output on {self.num_held_out} held-out samples: {self.held_out_error:.4f}"])
+
+
+def fit_low_rank(
+    model: nn.Module,
+    rank: int,
+    calibration_data: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]],
+    *,
+    steps: int = 300,
+    learning_rate: float = 1e-2,
+    distillation_steps: int = 300,
+    distillation_learning_rate: float = 2e-3,
+    integration_mode: Literal["low_rank", "auto"] = "low_rank",
+    hold_out: float = 0.125,
+    seed: int = 0,
+) -> LowRankReport:
+    r"""Gives every layer factors of rank ``rank`` that reproduce its exact integral on calibration data.
+
+    Layer by layer, at the features that the exact model sees there, the relative squared error of the integral is
+    minimised over all parameters of Phi and Psi by Adam; before and after, the output layer of Phi and the constant
+    part of the kernel, in which the integral is linear, are solved for by least squares. Then the factors of all
+    layers are trained together to give the exact model's last hidden state: what one layer gets wrong, another can
+    mend. Weights outside the kernels do not change. The features of all calibration data are in memory at once.
+
+    Args:
+        model: a model with exact kernels; it is changed in place.
+        rank: rank of the kernel per head.
+        calibration_data: one batch or more, each the keyword arguments of a forward; labels are ignored.
+        steps: Adam steps per layer, each on one batch. 0 leaves the hidden units random.
+        learning_rate: of Adam at its start; it falls to 0 along a cosine.
+        distillation_steps, distillation_learning_rate: the same for all layers together.
+        integration_mode: what the model is set to. ``"low_rank"`` drops the exact kernels; ``"auto"`` keeps them for
+            up to ``exact_max_positions`` positions and uses the factors above.
+        hold_out: share of each batch, rounded down to samples, that the fit does not see: an error on other data than
+            those it was fitted to is what the model will have. Batches of fewer than 8 lose nothing at the default.
+        seed: of the initial hidden units.
+
+    Returns:
+        The relative errors, per layer and of the whole model.
+    """
+    config = _low_rank_config(model.config, rank, integration_mode)
+    if not 0 <= hold_out < 1:
+        raise ValueError(f"`hold_out` ({hold_out}) must be in [0, 1)")
+    operators = find_operators(model)
+    if any(operator.kernel is None for operator in operators):
+        raise ValueError("the model has no exact kernels to start from: it is a low-rank model already")
+    base = model.base_model
+    with integrating("exact"):
+        batches, held_out = _split(base, _batches(model, calibration_data), hold_out)
+        inputs = [operator_inputs(base, batch) for batch in batches]  # [batch][layer]
+        whole, unseen = _ModelProblem(base, batches), _ModelProblem(base, held_out)
+        fitted, errors = [], []
+        bar = logging.tqdm(total=len(operators) * steps + distillation_steps, desc=f"fitting rank {rank}")
+        for index, operator in enumerate(operators):
+            problem = _LayerProblem(operator, [batch[index] for batch in inputs])
+            factors = _random_factors(config, seed + index).to(model.device)
+            errors.append(problem.fit(factors, steps, learning_rate, bar))
+            fitted.append(factors)
+    before = [operator.factors for operator in operators]
+    try:
+        for operator, factors in zip(operators, fitted, strict=True):
+            operator.factors = factors.to(operator.output.weight.dtype).train(operator.training)
+        with integrating("low_rank"):  # also for "auto": the data may be short
+            output_error = whole.fit(fitted, distillation_steps, distillation_learning_rate, bar)
+            held_out_error = unseen.error() if held_out else None
+    except BaseException:
+        for operator, factors in zip(operators, before, strict=True):
+            operator.factors = factors
+        raise
+    bar.close()
+    for operator in operators:
+        operator.factors.config = model.config
+        if integration_mode == "low_rank":
+            operator.kernel = operator.proposal = None
+    model.config.rank, model.config.approximate_mode = rank, "low_rank"
+    model.config.integration_mode = integration_mode
+    return LowRankReport(rank, errors, output_error, held_out_error, unseen.num_samples)
+
+
+class _LayerProblem:
+    """Inputs of one operator on all batches, and the exact integrals that the factors are to reproduce."""
+
+    @torch.no_grad()
+    def __init__(self, operator: ITNetOperator, inputs: list[OperatorInput]):
+        self.inputs, self.targets, self.real = [], [], []
+        for features, positions, measure, frequencies in inputs:
+            integral = operator.integral(features, positions, measure, frequencies).float()
+            heads = features.float().unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
+            self.inputs.append((heads, positions, measure, frequencies))
+            self.real.append((measure > 0)[..., None, None])  # what comes out at padding does not matter
+            self.targets.append(integral.view_as(heads))
+
+    def fit(self, factors: ITNetFactors, steps: int, learning_rate: float, bar) -> float:
+        """Least squares, Adam, least squares; keeps the best of start and end and returns its relative error."""
+
+        def outcome(index: int) -> tuple[Tensor, Tensor]:
+            out, _ = factors(*self.inputs[index])
+            return out * self.real[index], self.targets[index] * self.real[index]
+
+        self.solve(factors)
+        start, start_error = copy.deepcopy(factors.state_dict()), _relative_error(outcome, len(self.inputs))
+        _adam(outcome, len(self.inputs), list(factors.parameters()), steps, learning_rate, bar)
+        self.solve(factors)
+        error = _relative_error(outcome, len(self.inputs))
+        if error > start_error:
+            factors.load_state_dict(start)
+        return min(error, start_error)
+
+    @torch.no_grad()
+    def solve(self, factors: ITNetFactors) -> None:
+        """Solves for Phi's output layer and the constant: out_i = W^T [Z (x) h_i; Z; ubar] is linear in them."""
+        gram = right = 0
+        for inputs, real, target in zip(self.inputs, self.real, self.targets, strict=True):
+            regressors = (_regressors(factors, *inputs) * real).double()  # [B, n, H, f]
+            gram = gram + torch.einsum("bnhf,bnhg->hfg", regressors, regressors)
+            right = right + torch.einsum("bnhf,bnha->hfa", regressors, (target * real).double())
+        scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        solution = torch.linalg.solve(gram + _RIDGE * scale * torch.eye(gram.shape[1]).to(gram), right)  # [H, f, a]
+        rank, width = factors.phi.w2.shape[1], factors.phi.w2.shape[3]
+        weight, bias, constant = solution.split([rank * width, rank, right.shape[2]], dim=1)
+        factors.phi.w2.copy_(weight.unflatten(1, (rank, width)).transpose(2, 3))
+        factors.phi.b2.copy_(bias)
+        factors.bias.copy_(constant.mT)
+
+
+class _ModelProblem:
+    """The exact model's last hidden states on all batches, which the converted model is to reproduce."""
+
+    @torch.no_grad()
+    def __init__(self, base: nn.Module, batches: list[dict[str, Tensor]]):
+        self.base, self.batches = base, batches
+        self.real = [(operator_inputs(base, batch)[0].measure > 0).unsqueeze(-1) for batch in batches]  # [B, n, 1]
+        self.num_samples = sum(len(real) for real in self.real)
+        with _evaluation(base):
+            self.targets = [base(**batch).last_hidden_state for batch in batches]
+
+    def outcome(self, index: int) -> tuple[Tensor, Tensor]:
+        real = self.real[index]
+        return self.base(**self.batches[index]).last_hidden_state * real, self.targets[index] * real
+
+    def error(self) -> float:
+        """The relative error of the model as it is."""
+        with _evaluation(self.base):
+            return _relative_error(self.outcome, len(self.batches))
+
+    def fit(self, fitted: list[ITNetFactors], steps: int, learning_rate: float, bar) -> float:
+        """Trains the factors of all layers and returns the relative error; keeps the start if nothing is gained."""
+        with _evaluation(self.base):
+            start = [copy.deepcopy(factors.state_dict()) for factors in fitted]
+            start_error = _relative_error(self.outcome, len(self.batches))
+            parameters = [parameter for factors in fitted for parameter in factors.parameters()]
+            _adam(self.outcome, len(self.batches), parameters, steps, learning_rate, bar)
+            error = _relative_error(self.outcome, len(self.batches))
+            if error > start_error:
+                for factors, state in zip(fitted, start, strict=True):
+                    factors.load_state_dict(state)
+        return min(error, start_error)
+
+
+# What a problem is to its solver: the number of a batch -> (actual, wanted).
+Outcome = Callable[[int], tuple[Tensor, Tensor]]
+
+
+@torch.enable_grad()
+def _adam(outcome: Outcome, count: int, parameters: list[nn.Parameter], steps: int, learning_rate: float, bar) -> None:
+    """Minimises the relative squared error over ``parameters``, and touches no other gradient."""
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    for step in range(steps):
+        actual, wanted = outcome(step % count)
+        loss = (actual - wanted).float().square().sum() / wanted.float().square().sum().clamp(min=1e-30)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        schedule.step()
+        bar.update()
+    optimizer.zero_grad()
+
+
+@torch.no_grad()
+def _relative_error(outcome: Outcome, count: int) -> float:
+    pairs = [outcome(index) for index in range(count)]
+    difference = sum((actual - wanted).float().square().sum() for actual, wanted in pairs)
+    return float((difference / sum(wanted.float().square().sum() for _, wanted in pairs).clamp(min=1e-30)).sqrt())
+
+
+@contextmanager
+def _evaluation(module: nn.Module) -> Iterator[None]:
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+def _regressors(factors: ITNetFactors, heads, positions, measure, frequencies) -> Tensor:
+    """[Z[r] h_i[k]; Z[r]; ubar[c]] at every position: [B, n, H, r w + r + d_h]."""
+    phi, psi = factors.factors(heads, positions, frequencies)
+    rank, head_dim = psi.bias.shape[1:]
+    settings = {"measure": measure, "is_causal": factors.is_causal}
+    # The operator itself gives Z, with unit vectors for Phi, and the mean, with Phi = 0 and an identity as constant.
+    # It returns d_h numbers per head, so that Z comes in pieces of d_h.
+    pieces = []
+    for first in range(0, rank, head_dim):
+        piece = Factor(psi.hidden, psi.weight[:, first : first + head_dim], psi.bias[:, first : first + head_dim])
+        size = piece.bias.shape[1]
+        unit = torch.eye(size, head_dim, device=heads.device).expand(*heads.shape[:3], -1, -1)
+        pieces.append(low_rank_transform(heads, unit, piece, **settings)[..., :size])
+    moments = torch.cat(pieces, dim=-1)
+    identity = torch.eye(head_dim, device=heads.device).expand(heads.shape[2], -1, -1)
+    mean = low_rank_transform(heads, torch.zeros_like(unit), piece, bias=identity, **settings)
+    products = (moments.unsqueeze(-1) * phi.hidden.unsqueeze(-2)).flatten(-2)
+    return torch.cat([products, moments, mean], dim=-1)
+
+
+@torch.no_grad()
+def _random_factors(config: ITNetConfig, seed: int) -> ITNetFactors:
+    """Factors with hidden units of a useful size, in float32: those of a new model start close to 0."""
+    factors = ITNetFactors(config).float()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in factors.parameters():
+        fan_in = parameter.shape[-1]
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)
+    return factors
+
+
+def _low_rank_config(config: ITNetConfig, rank: int, integration_mode: str) -> ITNetConfig:
+    if integration_mode not in ("low_rank", "auto"):
+        raise ValueError(f"`integration_mode` ({integration_mode!r}) must be 'low_rank' or 'auto'")
+    config = copy.deepcopy(config)
+    config.rank = rank
+    config.validate_architecture()
+    return config
+
+
+def _batches(model: nn.Module, data) -> list[dict[str, Tensor]]:
+    """The calibration data as forward arguments of the base model, on its device."""
+    if isinstance(data, Tensor):
+        data = [data]
+    batches = [data] if isinstance(data, Mapping) else list(data or [])
+    if not batches:
+        raise ValueError("`calibration_data` is empty: the factors are fitted to what the model does on real inputs")
+    batches = [forward_arguments(model, batch, "calibration_data") for batch in batches]
+    return [{name: value.to(model.device) for name, value in batch.items()} for batch in batches]
+
+
+def _split(
+    base: nn.Module, batches: list[dict[str, Tensor]], hold_out: float
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """All batches without their last samples, and these samples."""
+    kept, held = [], []
+    for batch in batches:
+        size = next((len(batch[name]) for name in base.encoder.required if name in batch), 0)
+        count = int(hold_out * size)
+        shared = {
+            name: value
+            for name, value in batch.items()
+            if len(value) != size or value.dim() < 2 or (value.dim() == 2 and name.endswith("positions"))
+        }
+        kept.append({name: value if name in shared else value[: size - count] for name, value in batch.items()})
+        if count:
+            held.append({name: value if name in shared else value[size - count :] for name, value in batch.items()})
+    return kept, held

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where Monte Carlo integration samples: the measure itself, or a learned proposal (§mc_impl of the paper)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from configuration_itnet import ITNetConfig
+from itnet_kernels import KernelWeights, fourier_features, integrand_norms, prefix_sum
+
+# Elements of one [B, queries, n] tile of probabilities: 16 MB in float32.
+_TILE_ELEMENTS = 2**22
+# The proposal's loss looks at n / (4 d_h) queries of a sample, but no more than this.
+_LOSS_QUERIES = 16
+
+
+class ITNetProposal(nn.Module):
+    r"""A pmf over the keys of each query, with parameters phi of its own:
+
+        p_ij = (1 - eps) softmax_j(a_i . b_j / sqrt(m) + log omega_j) + eps omega_j,
+        a_i = W_a [gamma(x_i); u_i],  b_j = W_b [gamma(x_j); u_j]
+
+    over the keys that query i sees; padding has probability 0. m is ``proposal_size``. Everything that enters is
+    detached: phi is trained by :meth:`loss` alone, and nothing else by it.
+    """
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__()
+        self.config = config
+        size = config.position_size + config.hidden_size
+        self.query = nn.Linear(size, config.proposal_size, bias=False)  # W_a
+        self.key = nn.Linear(size, config.proposal_size, bias=False)  # W_b
+
+    def reset_parameters(self) -> None:
+        """Close to the measure: scores are small."""
+        for linear in (self.query, self.key):
+            init.normal_(linear.weight, std=self.config.initializer_range)
+
+    def forward(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
+        """p for all pairs: [B, n, n]. For small inputs; :meth:`draw` never holds more than a tile of it."""
+        queries, keys = self._ends(features, positions, frequencies)
+        rows = torch.arange(features.shape[1], device=features.device)[None]
+        return self._pmf(queries, keys, measure, rows)
+
+    @torch.no_grad()
+    def draw(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """M keys for every query, with replacement, and their probabilities: both [B, n, M]."""
+        queries, keys = self._ends(features, positions, frequencies)
+        batch, count = measure.shape
+        rows = torch.arange(count, device=features.device)[None]
+        size = max(1, _TILE_ELEMENTS // (batch * count))
+        drawn = [
+            sample(self._pmf(part, keys, measure, row), self.config.num_samples)
+            for part, row in zip(queries.split(size, dim=1), rows.split(size, dim=1), strict=True)
+        ]
+        indices, probabilities = zip(*drawn, strict=True)
+        return torch.cat(indices, dim=1), torch.cat(probabilities, dim=1)
+
+    def loss(
+        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, weights: KernelWeights
+    ) -> Tensor:
+        r"""Cross-entropy of p against the optimal proposal, Eq. proposal_loss_clean; a scalar.
+
+            loss = - mean_i sum_m t_im log p_im,     t_im = w_im / sum_m w_im,     w_im = omega_j |K_ij u_j| / p_ij
+
+        The target t is the self-normalised importance estimate of p*_ij ~ omega_j |K_ij u_j| from M keys drawn from p.
+        A norm costs d_h times as much as a pair of the operator's sum, so the mean goes over a few queries, drawn from
+        the measure.
+        """
+        features = features.detach()
+        queries, keys = self._ends(features, positions, frequencies)
+        batch, count = measure.shape
+        number = num_loss_queries(self.config, count)
+        rows, _ = sample((measure / measure.sum(1, keepdim=True)).unsqueeze(1), number)
+        rows = rows[:, 0]  # [B, number]
+        pmf = self._pmf(_rows(queries, rows), keys, measure, rows)
+        indices, probabilities = sample(pmf.detach(), self.config.num_samples)  # [B, number, M]
+        heads = features.unflatten(-1, (-1, self.config.head_dim))
+        norms = integrand_norms(
+            heads,
+            positions,
+            KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights)),
+            indices=indices,
+            queries=_rows(heads, rows),
+            query_positions=_rows(positions.expand(batch, *positions.shape[-2:]), rows),
+        )
+        target = norms * measure.gather(1, indices.flatten(1)).view(indices.shape) / probabilities
+        target = target / target.sum(-1, keepdim=True).clamp(min=torch.finfo(target.dtype).tiny)
+        return -(target * pmf.gather(2, indices).log()).sum(-1).mean()
+
+    def _ends(self, features: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """a and b of all positions: [B, n, m] each."""
+        features = features.detach()
+        gamma = fourier_features(positions.detach().float(), frequencies).to(features.dtype)
+        joint = torch.cat([gamma.expand(*features.shape[:2], -1), features], dim=-1)
+        return self.query(joint), self.key(joint)
+
+    def _pmf(self, queries: Tensor, keys: Tensor, measure: Tensor, rows: Tensor) -> Tensor:
+        """queries [B, t, m], keys [B, n, m], the queries' indices rows [B or 1, t] -> p [B, t, n] in float32."""
+        omega = measure.float().unsqueeze(1)  # [B, 1, n]
+        if self.config.is_causal:
+            hidden = torch.arange(keys.shape[1], device=keys.device) > rows.unsqueeze(-1)  # [B or 1, t, n]
+            omega = omega.masked_fill(hidden, 0)
+        mass = omega.sum(-1, keepdim=True)
+        omega = torch.where(mass > 0, omega / mass.where(mass > 0, 1), 1 / keys.shape[1])
+        scores = (queries @ keys.mT).float() / math.sqrt(keys.shape[-1])
+        epsilon = self.config.proposal_epsilon
+        return (1 - epsilon) * (scores + omega.log()).softmax(-1) + epsilon * omega
+
+
+def num_loss_queries(config: ITNetConfig, count: int) -> int:
+    """How many of ``count`` queries the proposal loss of a layer looks at: n / (4 d_h), from 1 to 16."""
+    return max(1, min(_LOSS_QUERIES, count // (4 * config.head_dim)))
+
+
+@torch.no_grad()
+def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """``count`` keys for every query from the measure of those it sees: indices, probabilities [B, n, count]."""
+    cumulated = prefix_sum(measure.float())  # [B, n]
+    mass = cumulated if is_causal else cumulated[:, -1:].expand_as(cumulated)
+    indices = _invert(cumulated, mass, count)
+    drawn = measure.float().gather(1, indices.flatten(1)).view(indices.shape)
+    mass = mass.unsqueeze(-1)
+    return indices, torch.where(mass > 0, drawn / mass.where(mass > 0, 1), 1)
+
+
+def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``count`` draws with replacement from every row: pmf [B, t, n] -> indices, probabilities [B, t, count]."""
+    cumulated = prefix_sum(pmf.detach(), dim=-1)
+    indices = _invert(cumulated, cumulated[..., -1:], count).squeeze(-2)
+    return indices, pmf.detach().gather(-1, indices)
+
+
+def _invert(cumulated: Tensor, mass: Tensor, count: int) -> Tensor:
+    """Inverts cumulated weights [..., n] at uniform points of [0, mass): mass [..., t] -> indices [..., t, count]."""
+    points = torch.rand(*mass.shape, count, device=mass.device) * mass.unsqueeze(-1)
+    indices = torch.searchsorted(cumulated, points.flatten(-2), right=True).view(points.shape)
+    last = torch.searchsorted(cumulated, mass.contiguous())  # rounding must not step past the last key with a weight
+    return torch.minimum(indices, last.unsqueeze(-1))
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """tensor [B, n, ...] at rows [B, t]: [B, t, ...]."""
+    return tensor[torch.arange(tensor.shape[0], device=tensor.device)[:, None], rows]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adaptation with PEFT: which parts of an ITNet to adapt."""
+
+#: The linear maps of a layer: W^O, W_theta and the feed-forward network.
+LORA_TARGET_MODULES = ("operator.output", "operator.residual", "feed_forward.expand", "feed_forward.contract")
+#: The kernels' output weights W2 [H, d_h^2, w]: a parameter that is no linear layer. PEFT adapts it per head.
+LORA_TARGET_PARAMETERS = ("kernel.w2",)
+#: What a new task trains in full, where a model has it.
+HEADS = ("classifier", "qa_outputs", "regressor")
+
+
+def lora_config(model, r: int = 8, adapt_kernels: bool = True, **kwargs):
+    """
+    A `peft.LoraConfig` for an ITNet model: adapts the linear maps of all layers and the kernels, where these
+    are exact, and trains the head.
+
+    Args:
+        model: An ITNet model, whose head and integration mode decide what there is to adapt.
+        r (`int`, *optional*, defaults to 8): Rank of the updates.
+        adapt_kernels (`bool`, *optional*, defaults to `True`): Adapt W2 as well; a low-rank model has none.
+        kwargs: Any argument of `LoraConfig`, in place of ours.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ImportError("LoRA needs PEFT: pip install peft") from error
+
+    names = [name for name, _ in model.named_parameters()]
+    kernels = [target for target in LORA_TARGET_PARAMETERS if any(name.endswith(target) for name in names)]
+    settings = {
+        "target_modules": list(LORA_TARGET_MODULES),
+        "target_parameters": kernels if adapt_kernels and kernels else None,
+        "modules_to_save": [head for head in HEADS if hasattr(model, head)] or None,
+        "lora_alpha": 2 * r,
+    }
+    return LoraConfig(r=r, **{**settings, **kwargs})
+
+
+__all__ = ["LORA_TARGET_MODULES", "LORA_TARGET_PARAMETERS", "lora_config"]

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter groups for AdamW."""
+
+from torch import nn
+
+#: Names of the tensors that count as weight matrices; biases, norms, b2 and the [CLS] token do not.
+_DECAYED = ("weight", "w1", "w_mid", "w2")
+
+
+def optimizer_param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Two groups for AdamW: decay on weight matrices only (App. regularization).
+
+    Biases, LayerNorm and the kernel's output bias b2 (it holds the identity that the kernel starts from) are never
+    pulled towards zero; the Fourier matrix B is a buffer and not trained at all. Parameters that do not require a
+    gradient are left out.
+    """
+    if weight_decay < 0:
+        raise ValueError(f"`weight_decay` ({weight_decay}) must not be negative")
+    decayed, free = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter.dim() >= 2 and name.rpartition(".")[2] in _DECAYED
+            (decayed if is_matrix else free).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]

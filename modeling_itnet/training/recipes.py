@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training recipes: YAML files with the name of a script in examples/ and its options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "configuration" / "recipes"
+
+
+def find_clone() -> Path:
+    """The clone that holds recipes and scripts: the one around the working directory, or else around this file."""
+    folders = (Path.cwd(), *Path.cwd().parents, ROOT)
+    for folder in folders:
+        if (folder / "configuration" / "recipes").is_dir() and (folder / "examples").is_dir():
+            return folder
+    raise ValueError(
+        f"there is no clone of the repository around {Path.cwd()}; training needs one: recipes and scripts are in it, "
+        "not in a wheel"
+    )
+
+
+def find_recipe(name: str) -> Path:
+    """A YAML file by its path, or by its name among the recipes of the repository."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    recipes = find_clone() / "configuration" / "recipes"
+    if (recipes / f"{name}.yaml").is_file():
+        return recipes / f"{name}.yaml"
+    raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names(recipes))}")
+
+
+def recipe_names(folder: Path = RECIPES) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The options of a recipe and `script`, the run_*.py that takes them. `base` names a recipe that it builds on.
+
+    `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting. ``above`` are
+    the recipes that build on this one.
+    """
+    if path.resolve() in above:
+        raise ValueError(f"{path} builds on itself by `base`")
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{path} must hold a mapping of options")
+    if "base" in recipe:
+        base = path.parent / f"{recipe.pop('base')}.yaml"
+        if not base.is_file():
+            raise ValueError(f"the `base` of {path} must be a recipe beside it: there is no {base}")
+        base = read_recipe(base, (*above, path.resolve()))
+        overrides = {**base.get("config_overrides", {}), **recipe.get("config_overrides", {})}
+        recipe = {**base, **recipe, "config_overrides": overrides}
+    if "script" not in recipe:
+        raise ValueError(f"{path} must name a `script` of examples/, such as run_image_classification")
+    return recipe
+
+
+def recipe_options(recipe: dict[str, Any], options: list[str]) -> list[str]:
+    """The command line that a recipe and further options stand for. Options win; config_overrides join."""
+    words = []
+    for name, value in recipe.items():
+        if name not in ("script", "config_overrides"):
+            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+            words += [f"--{name}", *map(str, values)]
+    settings = [f"{name}={json.dumps(value)}" for name, value in recipe.get("config_overrides", {}).items()]
+    options = list(options)
+    if "--config_overrides" in options:
+        start = options.index("--config_overrides") + 1
+        options[start:start] = settings
+    elif settings:
+        options = ["--config_overrides", *settings, *options]
+    return words + options
