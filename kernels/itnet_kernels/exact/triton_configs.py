@@ -2,8 +2,8 @@
 
 The first configuration that suits is the default. With more than one, ``triton.autotune`` times them once per
 (w, d_h, dtypes, flags, size class) and keeps the winner on disk where Triton can; launches too small to be timed take
-the default. Which tiles suit which device was found by compiling them (``kernels/benchmarks/inspect_kernels.py --check``):
-none spills in its loop, computes anything twice, or has its products serialised. Environment variables:
+the default. Which tiles suit which device was found by compiling them (``kernels/benchmarks/inspect_kernels.py
+--check``): none spills in its loop, computes anything twice, or has its products serialised. Environment variables:
 
 * ``ITNET_AUTOTUNE=0``: always the default, no timing (so does ``torch.use_deterministic_algorithms``);
 * ``ITNET_FORWARD_CONFIG``, ``ITNET_BACKWARD_CONFIG``: this one, e.g. ``ROWS=128,BK=64,num_warps=4,num_stages=3``
