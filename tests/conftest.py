@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parent
-FOLDERS = (str(TESTS.parent / "examples"), str(TESTS / "examples"))
+EXAMPLES = TESTS.parent / "examples"
+FOLDERS = tuple(map(str, (EXAMPLES, EXAMPLES / "results", EXAMPLES / "paper", TESTS / "examples")))
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +38,28 @@ def _settings() -> dict:
 
 @pytest.fixture(scope="session")
 def load_script():
-    """Name of a file in examples/ -> its module."""
+    """Name of a file in examples/, its results/ or its paper/ -> its module."""
     sys.path[:0] = FOLDERS
     yield importlib.import_module
     for folder in FOLDERS:
         sys.path.remove(folder)
+
+
+@pytest.fixture
+def printed_rows(load_script, monkeypatch, capsys):
+    """printed_rows(script, *arguments): the rows of the tables that a script prints, as lists of cells."""
+
+    def run(script: str, *arguments) -> list[list[str]]:
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        default = torch.get_default_dtype()
+        try:
+            load_script(script).main()
+        finally:
+            torch.set_default_dtype(default)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+    return run
 
 
 @pytest.fixture(scope="session")

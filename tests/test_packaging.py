@@ -61,7 +61,7 @@ def test_sdist_is_the_repository(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("configuration/recipes/*.yaml"), *ROOT.glob("docs/**/*.md")]
-    files += [*ROOT.glob("examples/*.py"), *ROOT.glob("examples/checkpoints/*/*"), *ROOT.glob("model_cards/*.md")]
+    files += [*ROOT.glob("examples/**/*.py"), *ROOT.glob("examples/checkpoints/*/*"), *ROOT.glob("model_cards/*.md")]
     files += [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md")]
     files += [ROOT / name for name in ("constraints.txt", "constraints-lowest.txt", "examples/data/download.py")]
     assert {file.relative_to(ROOT).as_posix() for file in files} <= names

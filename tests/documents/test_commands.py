@@ -27,23 +27,32 @@ PLACEHOLDER = re.compile(r"^\[?[A-Z]{3,}\]?$")
 #: What makes a long command short. The value stands after the arguments of the document, so that it wins.
 SHORTER = {
     "examples/quickstart.py": ["--max_steps", "1", "--output_dir", "quickstart"],
-    "examples/results_table.py": ["--check"],
+    "examples/results/table.py": ["--check"],
     "examples/integration_modes.py": [
         *("--model", "exact", "--output_dir", "modes", "--ranks", "1", "--samples", "4"),
         *("--calibration", "8", "--test", "8", "--steps", "1"),
     ],
     "examples/kernel_diagnosis.py": ["--model", "exact", "--output_dir", "diagnosis", "--images", "2"],
-    "examples/universal_approximation.py": [
+    "examples/paper/universal_approximation.py": [
         *("--widths", "4", "8", "--steps", "2", "--points", "8", "--samples", "4", "--quadrature", "4", "8")
     ],
-    "examples/translation_invariance.py": ["--points", "6", "--samples", "2", "--steps", "3", "--output_dir", "ti"],
+    "examples/paper/translation_invariance.py": [
+        "--points",
+        "6",
+        "--samples",
+        "2",
+        "--steps",
+        "3",
+        "--output_dir",
+        "ti",
+    ],
     "itnet bench": ["-n", "8", "--rounds", "1"],
     "itnet train": ["-o", "max_steps=1", "-o", "output_dir=run", "-o", "max_eval_samples=4"],
 }
 #: Long, or for another machine: that the options are known is all that is checked here, and where it runs is said.
 HELP_ONLY = {
-    "examples/kernel_figures.py": "tests/examples/test_kernel_figures.py",
-    "examples/make_checkpoints.py": "tests/examples/test_checkpoints.py",
+    "examples/results/kernel_figures.py": "tests/results/test_kernel_figures.py",
+    "examples/results/make_checkpoints.py": "tests/examples/test_checkpoints.py",
     "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",
     "kernels/benchmarks/run.py": "minutes of timing",
@@ -72,7 +81,7 @@ def kind(command: Command) -> str:
         return "code"
     if program in ("torchrun", "accelerate"):
         return "launch"
-    if words[:2] == ["python", "examples/run_results.py"]:
+    if words[:2] == ["python", "examples/results/run.py"]:
         return "grid"
     return program
 
@@ -202,7 +211,7 @@ def test_itnet(command, folder, tiny_data, monkeypatch):
 
 @pytest.mark.parametrize("command", of_kind("grid"))
 def test_patterns_of_the_grid_name_runs(command, load_script):
-    runs = [run.path.stem for run in load_script("results_grid").runs()]
+    runs = [run.path.stem for run in load_script("grid").runs()]
     words = shlex.split(command.text)[2:]
     for pattern in words[words.index("--only") + 1 :] if "--only" in words else ["*"]:
         assert fnmatch.filter(runs, pattern), f"{command.document}: no run is called {pattern}"

@@ -1,10 +1,10 @@
 """Puts trained models into examples/checkpoints, with cards that say what they reached and on which data.
 
-python examples/run_results.py --only cifar10.itnet-low_rank.0 modelnet10.itnet-low_rank.0 --keep outputs/results
+python examples/results/run.py --only cifar10.itnet-low_rank.0 modelnet10.itnet-low_rank.0 --keep outputs/results
 python examples/run_image_classification.py configuration/recipes/fashion_mnist-cpu.yaml \\
     --dataset examples/data/fashion_mnist_small --integration_mode exact --learning_rate 3e-3 --num_train_epochs 5 \\
     --output_dir outputs/results/fashion_mnist_small.itnet-exact.0
-python examples/make_checkpoints.py --models outputs/results
+python examples/results/make_checkpoints.py --models outputs/results
 
 The last command copies configuration, weights and processor of the runs that it finds, and writes the cards of all.
 The model of Fashion-MNIST needs no data but that of the repository; the tests repeat its result.
@@ -15,8 +15,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from grid import RESULTS, ROOT
 from huggingface_hub import EvalResult
-from results_grid import RESULTS, ROOT
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetForPointCloudClassification
 from modeling_itnet.hub.card import model_card, result_task

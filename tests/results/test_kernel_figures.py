@@ -32,5 +32,5 @@ def test_section(load_script, monkeypatch, tmp_path):
 
 
 def test_every_task_is_a_run_of_the_grid(load_script):
-    runs = {run.path.stem for run in load_script("results_grid").runs()}
+    runs = {run.path.stem for run in load_script("grid").runs()}
     assert {task.run.split("/")[0] for task in load_script("kernel_figures").TASKS.values()} <= runs

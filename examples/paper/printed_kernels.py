@@ -1,15 +1,19 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The kernels of nonlinear recurrences exactly as the paper prints them, to measure how far they are from the modules.
+"""The kernels of nonlinear recurrences exactly as the paper prints them, and how far they are from the modules.
 
-Gates and states come from the true trajectory; one layer, one direction, no initial state, as in the paper.
+python examples/paper/printed_kernels.py
+
+Gates and states come from the true trajectory; one layer, one direction, no initial state, as in the paper. The
+kernels that do equal the modules are those of `modeling_itnet.special_cases`; `itnet verify` measures them.
 """
+
+import argparse
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .operator import IntegralOperator
-from .state_space import Trajectory, TransitionKernel
+from modeling_itnet.special_cases import IntegralOperator, Trajectory, TransitionKernel
+from modeling_itnet.special_cases.verify import relative_error
 
 
 def printed_rnn(module: nn.RNN, u: Tensor) -> Tensor:
@@ -48,9 +52,6 @@ def printed_gru(module: nn.GRU, u: Tensor) -> Tensor:
     return _integrate(u, Trajectory(torch.diag_embed(keep), write, identity))
 
 
-PRINTED = {nn.RNN: printed_rnn, nn.LSTM: printed_lstm, nn.GRU: printed_gru}
-
-
 def _weights(module: nn.RNNBase) -> tuple[Tensor, Tensor, Tensor]:
     """W_ih, W_hh and the sum of both biases, 0 if there are none."""
     w_ih, w_hh = module.weight_ih_l0, module.weight_hh_l0
@@ -61,3 +62,24 @@ def _integrate(u: Tensor, system: Trajectory) -> Tensor:
     kernel = TransitionKernel(system.c.shape[2], u.shape[2], system.a.shape[2])
     times = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
     return IntegralOperator(kernel, is_causal=True, measure="counting")(u, times, context=system)
+
+
+PRINTED = {nn.RNN: printed_rnn, nn.LSTM: printed_lstm, nn.GRU: printed_gru}
+LABELS = {nn.RNN: "Eq. discrete_nonlinear_kernel", nn.LSTM: "Eq. lstm_kernel", nn.GRU: "Prop. gru"}
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights and signals")
+    torch.manual_seed(parser.parse_args().seed)
+    u = torch.randn(2, 10, 3, dtype=torch.float64)
+    modules = [module_class(3, 4, batch_first=True, dtype=torch.float64) for module_class in PRINTED]
+    print("| kernel as printed | module | relative error |\n|---|---|---|")
+    for module in modules:
+        error = relative_error(PRINTED[type(module)](module, u), module(u)[0])
+        print(f"| {LABELS[type(module)]} | nn.{type(module).__name__} | {error:.3g} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Trains everything behind docs/results.md and writes it, run after run. Finished runs are skipped: restart at will.
-Several of these may work side by side; results_table.py then writes docs/results.md.
+Several of these may work side by side; table.py then writes docs/results.md.
 
-python examples/run_results.py --list
-python examples/run_results.py --only 'cifar10.*' 'darcy.*' --minutes 30
+python examples/results/run.py --list
+python examples/results/run.py --only 'cifar10.*' 'darcy.*' --minutes 30
 """
 
 import argparse
@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from results_grid import Run, runs
-from results_table import PAGE, page
+from grid import Run, runs
+from table import PAGE, page
 
 from modeling_itnet.training.recipes import ROOT, find_recipe, read_recipe
 

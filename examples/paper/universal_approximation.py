@@ -1,6 +1,6 @@
 """Theorem 4 and Prop. rate of the paper, measured: fitting nonlinear operators with kernels of growing width.
 
-python examples/universal_approximation.py
+python examples/paper/universal_approximation.py
 
 One ITNet operator with a kernel MLP of w hidden units is fitted to operators on functions on [0, 1]; the error on
 unseen functions is set against the bound's 1/sqrt(w). The second table integrates the true kernels on M points,

@@ -1,7 +1,7 @@
-"""What kernels were learned: diagnostics of the exact models of run_results.py, one per modality.
+"""What kernels were learned: diagnostics of the exact models of run.py, one per modality.
 
-python examples/run_results.py --only '*.itnet-exact.0'
-python examples/kernel_figures.py
+python examples/results/run.py --only '*.itnet-exact.0'
+python examples/results/kernel_figures.py
 
 Writes docs/figures/kernels-*.png and, as a page, the same figures in numbers beside those of the untrained model:
 docs/kernels_learned.md. What docs/kernels_learned_notes.md says about them stands at its top. Modalities whose model
@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import examples_path  # noqa: F401
 import torch
 from common.arguments import DataArguments
 from common.data import load_split
 from common.image_text import ImageTextCollator
-from results_grid import ROOT
+from grid import ROOT
 from run_glue import TextCollator
 from run_graph_classification import GraphCollator, as_graph
 from run_image_classification import ImageCollator
@@ -130,7 +131,7 @@ def section(name: str, task: Task, models: Path, data: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, default=ROOT / "outputs" / "results", help="what run_results.py kept")
+    parser.add_argument("--models", type=Path, default=ROOT / "outputs" / "results", help="what run.py kept")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
     args = parser.parse_args()
     FIGURES.mkdir(parents=True, exist_ok=True)

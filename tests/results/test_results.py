@@ -12,11 +12,11 @@ from modeling_itnet.training.recipes import recipe_names
 
 @pytest.fixture(scope="module")
 def grid(load_script):
-    return load_script("results_grid")
+    return load_script("grid")
 
 
 def test_page_matches_the_logs(load_script):
-    table = load_script("results_table")
+    table = load_script("table")
     assert table.PAGE.read_text(encoding="utf-8") == table.page()
 
 
@@ -32,7 +32,7 @@ def test_every_log_belongs_to_the_grid(grid):
 
 
 def test_spread_and_missing_runs(load_script, grid, monkeypatch, tmp_path):
-    table = load_script("results_table")
+    table = load_script("table")
     monkeypatch.setattr(grid, "RESULTS", tmp_path)
     row = grid.Row("model", "Model", seeds=3)
     task = grid.Table("task", "Task", "cifar10-cpu", {"accuracy": "accuracy"}, (row,))
@@ -63,8 +63,8 @@ def test_best_learning_rate_is_taken(load_script, grid, monkeypatch, tmp_path):
             grid.Run(table, tried, 0).path.write_text(json.dumps({"metrics": {metric: value}}), encoding="utf-8")
     assert runs[0].options == ["--learning_rate", "1e-3", "--seed", "2"]  # the highest accuracy
     assert runs[1].options == ["--learning_rate", "1e-2", "--seed", "2"]  # the lowest error
-    monkeypatch.setattr(load_script("results_table"), "RESULTS", tmp_path)
-    assert "| model | **0.300** | 0.200 | 0.100 |" in load_script("results_table").tuning_section(accuracy)
+    monkeypatch.setattr(load_script("table"), "RESULTS", tmp_path)
+    assert "| model | **0.300** | 0.200 | 0.100 |" in load_script("table").tuning_section(accuracy)
 
 
 def test_models_to_start_from_are_runs_of_the_grid(grid):
@@ -74,7 +74,7 @@ def test_models_to_start_from_are_runs_of_the_grid(grid):
 
 def test_welch_is_the_formula(load_script, grid, monkeypatch, tmp_path):
     """t = (a - b) / sqrt(s_a^2 / n_a + s_b^2 / n_b), with the degrees of freedom of Welch and Satterthwaite."""
-    table = load_script("results_table")
+    table = load_script("table")
     monkeypatch.setattr(grid, "RESULTS", tmp_path)
     rows = (grid.Row("itnet-exact", "ITNet", seeds=3), grid.Row("peer", "Peer", seeds=3), grid.Row("once", "Once"))
     task = grid.Table("task", "Task", "cifar10-cpu", {"accuracy": "accuracy"}, rows)
@@ -109,7 +109,7 @@ def test_trivial_models(load_script, tiny_data):
 
 def test_every_floor_belongs_to_a_table(load_script, grid):
     tables = {table.name: table for table in grid.TABLES if table.kind == "task"}
-    found = load_script("results_table").trivial()
+    found = load_script("table").trivial()
     assert (
         found.keys() <= tables.keys() and found.keys() == load_script("trivial_baselines").baselines(grid.ROOT).keys()
     )

@@ -1,7 +1,7 @@
 """Writes docs/results.md from the logs in docs/results/.
 
-python examples/results_table.py           # write
-python examples/results_table.py --check   # fail if the page and the logs disagree
+python examples/results/table.py           # write
+python examples/results/table.py --check   # fail if the page and the logs disagree
 """
 
 import argparse
@@ -10,7 +10,7 @@ import statistics
 import sys
 import warnings
 
-from results_grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate, is_error
+from grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate, is_error
 from scipy.stats import ttest_ind
 
 PAGE = ROOT / "docs" / "results.md"
@@ -92,7 +92,7 @@ def section(table: Table) -> str:
     found = [log for row in table.rows for log in logs(table, row)]
     text = [f"### {table.title}", ""]
     text += ["| " + " | ".join(cells) + " |" for cells in rows]
-    text += ["", f"`python examples/run_results.py --only '{table.name}.*'`; recipe `{table.recipe}`"]
+    text += ["", f"`python examples/results/run.py --only '{table.name}.*'`; recipe `{table.recipe}`"]
     if found:
         text[-1] += f", {found[0]['steps']:,} steps, {found[0]['epochs']:g} epochs"
     text[-1] += f". {table.note}" if table.note else "."
@@ -115,7 +115,7 @@ def tuning_section(table: Table) -> str:
         cells = [spread([found[rate]]) if rate in found else "not run" for rate in RATES]
         cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(RATES, cells, strict=True)]
         text.append(f"| {model} | " + " | ".join(cells) + " |")
-    return "\n".join([*text, "", f"`python examples/run_results.py --only '{table.name}.*'`"])
+    return "\n".join([*text, "", f"`python examples/results/run.py --only '{table.name}.*'`"])
 
 
 SECTIONS = {"task": section, "ablation": section, "tuning": tuning_section}
@@ -137,7 +137,7 @@ def page() -> str:
     if waiting:
         parts += [
             "## Not run yet",
-            "In the grid of `examples/results_grid.py`, without a run: " + "; ".join(waiting) + ".",
+            "In the grid of `examples/results/grid.py`, without a run: " + "; ".join(waiting) + ".",
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if parser.parse_args().check:
         if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit("docs/results.md does not match docs/results/: run python examples/results_table.py")
+            sys.exit("docs/results.md does not match docs/results/: run python examples/results/table.py")
         return
     PAGE.write_text(page(), encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """Sums, ratios and counts of the paper that follow from its own figures, recomputed beside what it prints.
 
-python examples/paper_arithmetic.py
+python examples/paper/arithmetic.py
 
 A row says which table or section of the paper a figure is from, by its label. "NO" means that two figures of the paper
 contradict each other, or that a statement of its text contradicts its tables.

@@ -1,9 +1,9 @@
 """What models that hardly look at their input reach on the tasks of docs/results.md: a floor to read its tables from.
 
-python examples/trivial_baselines.py --data data
-python examples/results_table.py
+python examples/results/trivial_baselines.py --data data
+python examples/results/table.py
 
-Writes docs/results/trivial.json, from which results_table.py takes a line for each task whose data are there.
+Writes docs/results/trivial.json, from which table.py takes a line for each task whose data are there.
 """
 
 import argparse
@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import examples_path  # noqa: F401
 import numpy as np
 import torch
 from common.arguments import DataArguments
 from common.data import load_split
-from results_grid import RESULTS, ROOT
+from grid import RESULTS, ROOT
 from run_operator_learning import OperatorDataArguments, load, relative_error
 from run_point_cloud import read_clouds
 from run_vqa import answers_of, without_yes_no
@@ -157,7 +158,7 @@ def graphs(folder: Path, name: str) -> Scores:
 
 
 def baselines(data: Path) -> dict[str, Callable[[], Scores]]:
-    """Table of results_grid.py -> what computes its floor."""
+    """Table of grid.py -> what computes its floor."""
     glue = {f"{task}-pretrained": task for task in ("cola", "mrpc", "rte")}
     fashion = read_recipe(find_recipe("fashion_mnist-cpu"))["max_train_samples"]
     return {

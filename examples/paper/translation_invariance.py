@@ -1,6 +1,6 @@
 """Theorem 5 of the paper, measured: does gradient descent on translation-invariant data find a convolution?
 
-python examples/translation_invariance.py
+python examples/paper/translation_invariance.py
 
 A circle of n points, signals with every translate of every signal in the data set, so that the distribution is exactly
 invariant, and a target that commutes with translations. Measured over training: the share of the gradient with respect
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from itnet_kernels import KernelWeights, kernel_matrices
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def translates(u: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The operators that separate ITNet from convolution, attention and recurrence (Corollary ordering of the paper).
 
-python examples/witnesses.py
+python examples/paper/witnesses.py
 
 The first table has, for each witness, how far the integral with its kernel is from the operator's own formula, and by
 how much the operator violates a property that all members of the smaller class have. The second table tells operators
