@@ -19,7 +19,7 @@ from modeling_itnet import (
     ITNetImageProcessor,
     optimizer_param_groups,
 )
-from modeling_itnet.analysis.visualization import plot_image_kernel
+from modeling_itnet.analysis.plots import plot_image_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 PIXEL_MEAN, PIXEL_STD = 0.286, 0.353  # of Fashion-MNIST, on a scale from 0 to 1

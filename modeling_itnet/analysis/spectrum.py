@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from itnet_kernels import kernel_matrices
-
-from ..integration.capture import operator_inputs
-from ..operator import find_operators
-from .visualization import pair_measure
+from .kernels import layer_kernels
 
 
 @dataclass(frozen=True)
@@ -51,23 +47,14 @@ def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: b
         centred: first take out the mean of K_ij over all pairs, by the measure of both: the constant part, which
             low-rank integration has besides its factors.
     """
-    operators = find_operators(model)
-    if any(operator.kernel is None for operator in operators):
-        raise ValueError("the model has no exact kernels: it is a low-rank model")
     values = []
-    inputs = operator_inputs(model, batch, "batch")
-    for operator, (features, positions, measure, frequencies) in zip(operators, inputs, strict=True):
-        heads = features.unflatten(-1, (operator.num_heads, -1))
-        positions = positions if positions.dim() == 3 else positions.unsqueeze(0)
-        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(frequencies)).double()
-        omega = measure.double() / measure.sum(1, keepdim=True)
-        pairs = pair_measure(omega, operator.is_causal)  # omega_ij [B, n, n]
+    for kernels in layer_kernels(model, batch, name="batch"):
+        omega, pairs = kernels.measure.double(), kernels.pair_measure.double()
+        matrices = torch.cat([piece.double() for _, piece in kernels.pieces()], 1)
         if centred:
-            matrices = matrices - torch.einsum("bi,bij,bijhac->bhac", omega, pairs, matrices)[:, None, None]
+            matrices = matrices - kernels.weighted_sum(omega.unsqueeze(2) * pairs)[:, None, None]
         root = omega.sqrt()
-        weights = (
-            root.unsqueeze(2) * pairs / root.where(root > 0, 1).unsqueeze(1)
-        )  # sqrt(omega_i omega_j) if not causal
+        weights = root.unsqueeze(2) * pairs / root.where(root > 0, 1).unsqueeze(1)  # sqrt(omega_i omega_j), or causal
         matrices = matrices * weights[..., None, None, None]
         blocks = matrices.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)  # [B, H, n * d_h, n * d_h]
         values.append(torch.linalg.svdvals(blocks))

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from transformers import PreTrainedTokenizerBase
 
-from ..analysis.kernel_plots import plot_cloud_kernel, plot_text_kernel
-from ..analysis.visualization import plot_image_kernel
+from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from .app import commands, load_model
 from .inputs import TEXT_SUFFIXES, read_inputs, read_processors
 

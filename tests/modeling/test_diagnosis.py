@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from modeling_itnet import diagnosis
+from modeling_itnet.analysis import kernels
 from modeling_itnet.analysis.diagnosis import diagnose_kernels
-from modeling_itnet.analysis.visualization import kernel_norms
+from modeling_itnet.analysis.kernels import kernel_norms
 
 IMAGES = {"pixel_values": torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(5))}  # 4 x 4 patches
 
@@ -65,8 +65,8 @@ def test_causal_models_only_have_a_past(tiny_model, tiny_inputs):
 
 
 def test_figures_are_those_of_the_norms(diagnosed, monkeypatch):
-    """Locality, entropy and profile from kernel_norms; small chunks change nothing."""
-    monkeypatch.setattr(diagnosis, "_CHUNK_ELEMENTS", 6 * 16 * 2 * 64 * 3)
+    """Locality, entropy and profile from kernel_norms; small pieces change nothing."""
+    monkeypatch.setattr(kernels, "PIECE_ELEMENTS", 6 * 16 * 2 * 64 * 3)
     model, result = diagnosed("x", "y", "x-y", "u_x", "u_y", "u_x*u_y", part="full")
     grid = (torch.arange(4) + 0.5) / 4
     points = torch.cartesian_prod(grid, grid)

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from itnet_kernels import kernel_matrices
-from modeling_itnet import ITNetModel, visualization
-from modeling_itnet.analysis.kernel_plots import plot_cloud_kernel, plot_text_kernel
-from modeling_itnet.analysis.visualization import kernel_norms, plot_image_kernel
+from modeling_itnet import ITNetModel
+from modeling_itnet.analysis import kernels
+from modeling_itnet.analysis.kernels import kernel_norms
+from modeling_itnet.analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
 
@@ -64,7 +65,7 @@ def test_norms_are_those_of_the_pair_matrices(case, layer, part, tiny_model, tin
         matrices = matrices - (omega[..., None, None, None] * matrices).sum(2, keepdim=True)
     expected = matrices.pow(2).sum((-2, -1)).sqrt().permute(0, 3, 1, 2) * (omega > 0).unsqueeze(1)
 
-    monkeypatch.setattr(visualization, "_CHUNK_ELEMENTS", 4000)  # several chunks of queries, the last one shorter
+    monkeypatch.setattr(kernels, "PIECE_ELEMENTS", 4000)  # several pieces of queries, the last one shorter
     norms = kernel_norms(model, inputs, layer, part)
     assert not norms.requires_grad
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
