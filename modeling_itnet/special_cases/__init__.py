@@ -4,7 +4,7 @@
 ``from_module(module)`` gives the operator that equals a module of torch.nn or Transformers, with the module's weights.
 """
 
-from .attention import AttentionKernel, FeatureMapKernel
+from .attention import AttentionKernel, FeatureMapKernel, TransformersAttentionOperator
 from .convert import Conversion, convertible, from_module, register, swap_modules
 from .convolution import ConvolutionKernel
 from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs
@@ -13,7 +13,6 @@ from .modules import LinearAttention, LinearStateSpace
 from .operator import IntegralOperator
 from .recurrence import secant_slope, tangent_slope
 from .state_space import ExponentialKernel, PowerKernel, Trajectory, TransitionKernel
-from .transformers_attention import TransformersAttentionOperator
 
 __all__ = [
     "AttentionKernel",

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Theorem 2: attention is an integral with a kernel of u(x) and u(y), normalised over y (App. proof_attn)."""
+"""Theorem 2: attention is an integral with a kernel of u(x) and u(y), normalised over y (App. proof_attn).
 
+nn.MultiheadAttention, linear attention, and the attention modules of Transformers: BERT, ViT, Llama and Mistral.
+"""
+
+import inspect
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, linear
+from torch.nn.functional import elu, linear, pad
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
@@ -68,7 +73,7 @@ class FeatureMapKernel(Kernel):
 
 
 class AttentionOperator(Conversion):
-    """Base of the attention modules: projects, integrates with a normalised kernel, recombines the heads.
+    """Base of the attention modules: they project, integrate with a normalised kernel and recombine the heads.
 
     W_Q u and W_K u are what the kernel depends on; W_V u is what it is integrated against, because the matrix
     alpha(x, y) W_V of Theorem 2 is applied as alpha(x, y) (W_V u(y)).
@@ -76,15 +81,12 @@ class AttentionOperator(Conversion):
 
     num_outputs = 2  # and attention weights, which an integral has no use for
 
-    def attend(self, kernel, queries, keys, values, *, is_causal=False, measure=None, bias=None, coordinates=None):
-        """Heads [B, n_q, H, c], [B, n_k, H, c], [B, n_k, H, c'] -> [B, n_q, H, c']."""
-        if coordinates is None:
-            x, y = (torch.arange(t.shape[1], device=t.device).unsqueeze(1) for t in (queries, keys))
-        else:
-            x, y = coordinates
-        x = x + (y[..., -1:, :1] - x[..., -1:, :1] if is_causal and coordinates is None else 0)  # aligned at the end
-        operator = IntegralOperator(kernel, normalization="softmax", is_causal=is_causal, measure="counting")
-        return operator(keys, y, measure=measure, queries=queries, query_positions=x, values=values, context=bias)
+    def attend(self, queries, keys, values, bias, *, is_causal=False, measure=None, points=(None, None)) -> Tensor:
+        """Heads [B, n_q, H, c], [B, n_k, H, c], [B, n_k, H, c'] -> [B, n_q, H * c']."""
+        operator = IntegralOperator(self.kernel, normalization="softmax", is_causal=is_causal, measure="counting")
+        x, y = points
+        features = {"queries": queries, "query_positions": x, "values": values, "context": bias}
+        return operator(keys, y, measure=measure, **features).flatten(2)
 
 
 @register(nn.MultiheadAttention)
@@ -126,40 +128,32 @@ class MultiheadAttentionOperator(AttentionOperator):
         self.check_dropout()
         if is_causal and attn_mask is None:
             raise ValueError("`is_causal` is a hint: nn.MultiheadAttention needs `attn_mask` with it")
-        batched = query.dim() == 3
-        inputs = [t if batched else t.unsqueeze(1) for t in (query, key, value)]
-        if not (batched and module.batch_first):
-            inputs = [t.transpose(0, 1) for t in inputs]  # [B, n, d]
         queries, keys, values = (
-            linear(u, weight, bias) for u, (weight, bias) in zip(inputs, self._projections(), strict=True)
+            linear(self.batch_first(signal), weight, bias)
+            for signal, weight, bias in zip((query, key, value), *self._projections(), strict=True)
         )
-        if key_padding_mask is not None and not batched:
+        if key_padding_mask is not None and key_padding_mask.dim() == 1:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         keys, values, attn_mask, key_padding_mask = self._extra_keys(keys, values, attn_mask, key_padding_mask)
         if is_causal and key_padding_mask is None and not need_weights:
             _check_causal(attn_mask)
         measure, bias = self._masks(attn_mask, key_padding_mask, queries)
         heads = [t.unflatten(2, (module.num_heads, -1)) for t in (queries, keys, values)]
-        coordinates = None
+        points = None, None
         if self.rotary_base is not None:
-            coordinates = [rotary_coordinates(t.shape[1], module.head_dim, self.rotary_base, t) for t in heads[:2]]
-        out = self.attend(self.kernel, *heads, measure=measure, bias=bias, coordinates=coordinates)
-        out = linear(out.flatten(2), module.out_proj.weight, module.out_proj.bias)  # which torch does not call either
-        if not batched:
-            return out.squeeze(0)
-        return out if module.batch_first else out.transpose(0, 1)
+            points = [_points(*_rotary_tables(t.shape[1], module.head_dim, self.rotary_base, t)) for t in heads[:2]]
+        out = self.attend(*heads, bias, measure=measure, points=points)
+        out = linear(out, module.out_proj.weight, module.out_proj.bias)  # which torch does not call either
+        return self.as_given(out, query)
 
-    def _projections(self) -> list[tuple[Tensor, Tensor | None]]:
-        """(weight, bias) of queries, keys and values."""
+    def _projections(self) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """Weights and biases of queries, keys and values."""
         module = self.module
-        if module.in_proj_weight is not None:
-            weights = module.in_proj_weight.chunk(3)
-        else:
-            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        return list(zip(weights, biases, strict=True))
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        weights = weights if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+        return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
 
-    def _extra_keys(self, keys, values, attn_mask, key_padding_mask):
+    def _extra_keys(self, keys, values, *masks):
         """`add_bias_kv` and `add_zero_attn` add points to the domain; masks do not cover them."""
         module = self.module
         extra = [(module.bias_k, module.bias_v)] if module.bias_k is not None else []
@@ -168,19 +162,15 @@ class MultiheadAttentionOperator(AttentionOperator):
         for key, value in extra:
             keys = torch.cat([keys, key.expand(len(keys), -1, -1)], 1)
             values = torch.cat([values, value.expand(len(values), -1, -1)], 1)
-            if attn_mask is not None:
-                attn_mask = nn.functional.pad(attn_mask, (0, 1))
-            if key_padding_mask is not None:
-                key_padding_mask = nn.functional.pad(key_padding_mask, (0, 1))
-        return keys, values, attn_mask, key_padding_mask
+            masks = [mask if mask is None else pad(mask, (0, 1)) for mask in masks]
+        return keys, values, *masks
 
     def _masks(self, attn_mask, key_padding_mask, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Padding is measure 0 [B, n_k]; a mask of pairs, or a padding mask of numbers, is a bias."""
         measure = bias = None
         if attn_mask is not None:
             bias = _additive(attn_mask, like)
-            heads = self.module.num_heads
-            bias = bias.view(1, 1, *bias.shape) if bias.dim() == 2 else bias.unflatten(0, (-1, heads))
+            bias = bias[None, None] if bias.dim() == 2 else bias.unflatten(0, (-1, self.module.num_heads))
         if key_padding_mask is not None:
             if key_padding_mask.dtype == torch.bool:
                 measure = (~key_padding_mask).to(like.dtype)
@@ -202,11 +192,70 @@ class LinearAttentionOperator(Conversion):
         self.integral.kernel.entries_per_pair = module.num_heads
 
     def forward(self, u: Tensor) -> Tensor:
+        queries, keys, values = self.module.heads(u)
+        return self.module.output(self.integral(keys, queries=queries, values=values).flatten(2))
+
+
+class TransformersAttentionOperator(AttentionOperator):
+    """Self-attention of Transformers, called as the module is: hidden_states [B, n, d] -> [B, n, d].
+
+    The ``attention_mask`` [B, 1, n, n] is what the model passes to the module: numbers that are added, or booleans,
+    True for allowed pairs. Keys and values may be shared by several heads; Mistral's window is in its mask.
+
+    Args:
+        module: the attention module.
+        projections: names of its projections of queries, keys and values, and of the output if that is in the module.
+        rotary: whether ``position_embeddings`` are the cosines and sines of RoPE.
+    """
+
+    def __init__(self, module, *, projections: tuple[str, ...], rotary: bool = False):
+        super().__init__(module)
+        self.projections = projections
+        self.kernel = AttentionKernel(module.scaling, module.config.num_attention_heads, rotary=rotary)
+
+    def dropout(self) -> float:
+        rate = getattr(self.module, "attention_dropout", None)  # a number, or an nn.Dropout
+        rate = getattr(self.module, "dropout", 0.0) if rate is None else rate
+        return getattr(rate, "p", rate)
+
+    def forward(self, *args, **kwargs) -> Tensor:
+        self.check_dropout()
         module = self.module
-        projections = (module.query, module.key, module.value)
-        queries, keys, values = (projection(u).unflatten(2, (module.num_heads, -1)) for projection in projections)
-        index = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
-        return module.output(self.integral(keys, index, queries=queries, values=values).flatten(2))
+        given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        given = given | given.get("kwargs", {})
+        if given.get("past_key_values") is not None:
+            raise ValueError("`past_key_values`: the integral is over the keys of this call; pass `use_cache=False`")
+        heads = module.config.num_attention_heads
+        size = getattr(module, "head_dim", None) or module.attention_head_size
+        queries, keys, values = (
+            getattr(module, name)(given["hidden_states"]).unflatten(2, (-1, size)) for name in self.projections[:3]
+        )
+        keys, values = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (keys, values))
+        mask = given.get("attention_mask")
+        if mask is not None:
+            mask = _additive(~mask if mask.dtype == torch.bool else mask, queries)
+        points = (_points(*given["position_embeddings"]),) * 2 if self.kernel.rotary else (None, None)
+        out = self.attend(queries, keys, values, mask, is_causal=mask is None and self._is_causal(), points=points)
+        for name in self.projections[3:]:
+            out = getattr(module, name)(out)
+        return out
+
+    def _is_causal(self) -> bool:
+        """Without a mask, all implementations of attention but the eager one go by the module's own flag."""
+        eager = self.module.config._attn_implementation == "eager"
+        return bool(getattr(self.module, "is_causal", False)) and not eager
+
+
+# In newer releases of Transformers, the output projection of a ViT is in its attention module.
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+for _name, _options in {
+    "bert.modeling_bert.BertSelfAttention": {"projections": ("query", "key", "value")},
+    "vit.modeling_vit.ViTSelfAttention": {"projections": ("query", "key", "value")},
+    "vit.modeling_vit.ViTAttention": {"projections": _PROJECTIONS},
+    "llama.modeling_llama.LlamaAttention": {"projections": _PROJECTIONS, "rotary": True},
+    "mistral.modeling_mistral.MistralAttention": {"projections": _PROJECTIONS, "rotary": True},
+}.items():
+    register(f"transformers.models.{_name}")(partial(TransformersAttentionOperator, **_options))
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -217,17 +266,22 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-def rotary_coordinates(count: int, size: int, base: float, like: Tensor) -> Tensor:
-    """Points 0..n-1 with the cosines and sines of RoPE's angles: [n, 1 + 2c]."""
-    index = torch.arange(count, device=like.device, dtype=torch.float64)
-    angles = index[:, None] * base ** (-torch.arange(0, size, 2, device=like.device, dtype=torch.float64) / size)
-    angles = torch.cat([angles, angles], 1)
-    return torch.cat([index[:, None], angles.cos(), angles.sin()], 1).to(like.dtype)
+def _rotary_tables(count: int, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of RoPE's angles at the points 0..n-1: [n, c] each."""
+    index, order = (torch.arange(n, device=like.device, dtype=torch.float64) for n in (count, size // 2))
+    angles = (index[:, None] * base ** (-2 * order / size)).repeat(1, 2)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def _rotate(heads: Tensor, coordinates: Tensor) -> Tensor:
+def _points(cos: Tensor, sin: Tensor) -> Tensor:
+    """Points as a rotary `AttentionKernel` wants them, from tables [..., n, c]: [..., n, 1 + 2c]."""
+    index = torch.arange(cos.shape[-2], device=cos.device, dtype=cos.dtype).unsqueeze(-1).expand_as(cos[..., :1])
+    return torch.cat([index, cos, sin], -1)
+
+
+def _rotate(heads: Tensor, points: Tensor) -> Tensor:
     """R(x) applied to [B, n, H, c]: the two halves of the features are the axes of c/2 planes."""
-    cos, sin = coordinates[..., 1:].unsqueeze(2).chunk(2, dim=-1)  # [B or 1, n, 1, c]
+    cos, sin = points[..., 1:].unsqueeze(2).chunk(2, dim=-1)  # [B or 1, n, 1, c]
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], -1) * sin
 
@@ -247,7 +301,7 @@ def _check_causal(mask: Tensor) -> None:
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """True in a boolean mask of nn.MultiheadAttention means: not allowed."""
+    """A mask as numbers to add: -inf for the pairs where a boolean mask is True, which are not allowed."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)

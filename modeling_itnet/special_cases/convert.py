@@ -69,6 +69,18 @@ class Conversion(_StandIn):
                 "instead needs no hook and can be converted"
             )
 
+    def batch_first(self, signal: Tensor) -> Tensor:
+        """[B, n, d], from [n, d], or from [n, B, d] if the module has not ``batch_first``."""
+        if signal.dim() == 2:
+            return signal.unsqueeze(0)
+        return signal if self.module.batch_first else signal.transpose(0, 1)
+
+    def as_given(self, out: Tensor, like: Tensor) -> Tensor:
+        """[B, n, d] with the axes of the module's input ``like``."""
+        if like.dim() == 2:
+            return out.squeeze(0)
+        return out if self.module.batch_first else out.transpose(0, 1)
+
     def dropout(self) -> float:
         """Rate of the dropout inside of what the operator replaces."""
         return 0.0
@@ -82,14 +94,14 @@ class Conversion(_StandIn):
             )
 
 
-def register(module_class: type | str) -> Callable:
-    """Makes ``from_module`` use a converter for modules of this class: @register(MyModule), or its dotted name.
+def register(*module_classes: type | str) -> Callable:
+    """Makes ``from_module`` use a converter for modules of these classes: @register(MyModule), or its dotted name.
 
     A name stands for a class that need not be importable: "transformers.models.vit.modeling_vit.ViTAttention".
     """
 
     def decorate(converter: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-        _CONVERTERS[module_class] = converter
+        _CONVERTERS.update(dict.fromkeys(module_classes, converter))
         return converter
 
     return decorate

@@ -2,9 +2,11 @@
 """Theorem 1: convolutions of torch.nn are integrals with a kernel that depends on x - y only (App. proof_conv)."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
@@ -58,6 +60,7 @@ class ConvolutionKernel(Kernel):
         return bool(((largest < 0) | (smallest > self.dilation * (self.size - 1))).any())
 
 
+@register(*_CONVOLUTIONS, *_TRANSPOSED)
 class ConvolutionOperator(Conversion):
     """A convolution of torch.nn, [B, C, *size] or [C, *size] -> [B, C', *size'], as an integral over the grid."""
 
@@ -78,8 +81,7 @@ class ConvolutionOperator(Conversion):
         else:
             signal, size, key_axes, query_axes = self._domains(signal)
         keys = signal.flatten(2).transpose(1, 2).unflatten(2, (module.groups, -1))  # [B, n, G, c]
-        device = input.device
-        positions, query_positions = (grid(*(a.to(device) for a in axis)) for axis in (key_axes, query_axes))
+        positions, query_positions = (grid(*axes).to(input.device) for axes in (key_axes, query_axes))
         out = self.integral(keys, positions, query_positions=query_positions).flatten(2)  # [B, n', C']
         out = out if module.bias is None else out + module.bias
         out = out.transpose(1, 2).unflatten(2, size)
@@ -91,24 +93,24 @@ class ConvolutionOperator(Conversion):
         With padding by zeros the domain stays as it is: outside there is nothing to integrate. The other paddings
         extend the domain, and the signal with it (App. boundary_handling).
         """
-        module, key_axes, query_axes = self.module, [], []
-        for axis, (size, kernel, stride, dilation) in enumerate(
-            zip(signal.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
-        ):
-            before, after = _padding(module.padding, axis, kernel, dilation)
-            count = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+        module, sizes = self.module, signal.shape[2:]
+        paddings = [_padding(module, axis) for axis in range(len(sizes))]
+        query_axes = []
+        for axis, (size, padding) in enumerate(zip(sizes, paddings, strict=True)):
+            span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+            count = (size + sum(padding) - span) // module.stride[axis] + 1
             if count < 1:
                 raise ValueError(
-                    f"`input` has {size} points along axis {axis}, and {before + after} of padding: fewer than "
-                    f"the {dilation * (kernel - 1) + 1} that the filter spans"
+                    f"`input` has {size} points along axis {axis}, and {sum(padding)} of padding: fewer than "
+                    f"the {span} that the filter spans"
                 )
-            keys = torch.arange(size)
-            if module.padding_mode != "zeros" and (before or after):
-                keys = torch.arange(-before, size + after)
-                source = _extension(keys, size, module.padding_mode, max(before, after))
-                signal = signal.index_select(axis + 2, source.to(signal.device))
-            key_axes.append(keys)
-            query_axes.append(torch.arange(count) * stride - before)
+            query_axes.append(torch.arange(count) * module.stride[axis] - padding[0])
+        starts = [0] * len(sizes)
+        if module.padding_mode != "zeros" and any(map(sum, paddings)):
+            _check_extension(module.padding_mode, sizes, paddings)
+            starts = [-before for before, _ in paddings]
+            signal = pad(signal, sum(reversed(paddings), ()), mode=module.padding_mode)
+        key_axes = [torch.arange(n) + start for n, start in zip(signal.shape[2:], starts, strict=True)]
         return signal, [len(a) for a in query_axes], key_axes, query_axes
 
     def _transposed_domains(self, sizes, output_size) -> tuple[list[int], list[Tensor], list[Tensor]]:
@@ -131,30 +133,21 @@ class ConvolutionOperator(Conversion):
         return counts, keys, queries
 
 
-def _padding(padding, axis: int, kernel: int, dilation: int) -> tuple[int, int]:
+def _padding(module: nn.Module, axis: int) -> tuple[int, int]:
     """Points of padding before and after the signal."""
-    if padding == "valid":
+    if module.padding == "valid":
         return 0, 0
-    if padding == "same":
-        total = dilation * (kernel - 1)
+    if module.padding == "same":
+        total = module.dilation[axis] * (module.kernel_size[axis] - 1)
         return total // 2, total - total // 2
-    return padding[axis], padding[axis]
+    return (module.padding[axis],) * 2
 
 
-def _extension(index: Tensor, size: int, mode: str, padding: int) -> Tensor:
-    """Where the extended signal takes its value at each coordinate: u(y) := u(source(y))."""
-    limits = {"reflect": size - 1, "circular": size, "replicate": padding}
+def _check_extension(mode: str, sizes: Sequence[int], paddings: Sequence[tuple[int, int]]) -> None:
+    """Raises if a signal cannot be extended by so many points."""
+    limits = {"reflect": -1, "circular": 0, "replicate": math.inf}  # beyond the size
     if mode not in limits:
         raise ValueError(f"`padding_mode` ({mode!r}) cannot be converted: it must be zeros or one of {tuple(limits)}")
-    if padding > limits[mode]:
-        raise ValueError(f"`padding` ({padding}) is too much for {size} points with `padding_mode` {mode!r}")
-    if mode == "circular":
-        return index % size
-    if mode == "replicate":
-        return index.clamp(0, size - 1)
-    index = index.abs()
-    return index.where(index < size, 2 * (size - 1) - index)
-
-
-for _module_class in _CONVOLUTIONS + _TRANSPOSED:
-    register(_module_class)(ConvolutionOperator)
+    for size, padding in zip(sizes, paddings, strict=True):
+        if max(padding) > size + limits[mode]:
+            raise ValueError(f"`padding` ({max(padding)}) is too much for {size} points with `padding_mode` {mode!r}")

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from itnet_kernels import prefix_sum
+
 from .convert import Conversion, from_module, register
 from .kernel import Kernel, Pairs
 from .operator import IntegralOperator
@@ -24,7 +26,7 @@ class SelectiveScanKernel(Kernel):
 
     def prepare(self, u_x, u_y, x, y, context):
         a, step, b, c = context
-        return a, step, step.double().cumsum(1), b, c
+        return a, step, prefix_sum(step.double()), b, c
 
     def forward(self, pairs: Pairs) -> Tensor:
         a, step, total, b, c = pairs.prepared
@@ -63,8 +65,7 @@ class MambaMixerOperator(Conversion):
         step, b, c = module.x_proj(signal).split(sizes, dim=-1)
         step = softplus(step @ module.dt_proj.weight.T + _rounded(module.dt_proj.bias))  # Delta [B, T, c]
         a = -module.A_log.float().exp().to(signal.dtype)  # [c, n]
-        times = torch.arange(length, device=signal.device).unsqueeze(1)
-        out = self.integral(_rounded(signal), times, context=(a, step, _rounded(b), c))
+        out = self.integral(_rounded(signal), context=(a, step, _rounded(b), c))
         out = out + signal * _rounded(module.D)
         return module.out_proj(out * silu(gate))
 

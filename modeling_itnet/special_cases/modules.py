@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from itnet_kernels import prefix_sum
+
 
 class LinearAttention(nn.Module):
     """sum_y phi(q) . phi(k) v / sum_y phi(q) . phi(k) with phi = elu + 1, in O(n): the sums over y are taken first.
@@ -21,12 +23,16 @@ class LinearAttention(nn.Module):
         self.num_heads, self.is_causal = num_heads, is_causal
         self.query, self.key, self.value, self.output = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
 
+    def heads(self, u: Tensor) -> list[Tensor]:
+        """Queries, keys and values: [B, n, H, c] each."""
+        return [f(u).unflatten(2, (self.num_heads, -1)) for f in (self.query, self.key, self.value)]
+
     def forward(self, u: Tensor) -> Tensor:
-        queries, keys, values = (f(u).unflatten(2, (self.num_heads, -1)) for f in (self.query, self.key, self.value))
+        queries, keys, values = self.heads(u)
         queries, keys = elu(queries) + 1, elu(keys) + 1
         outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [B, n, H, c, c]
         if self.is_causal:
-            outer, keys = outer.cumsum(1), keys.cumsum(1)
+            outer, keys = prefix_sum(outer), prefix_sum(keys)
         else:
             outer, keys = outer.sum(1, keepdim=True), keys.sum(1, keepdim=True)
         out = (queries.unsqueeze(-2) @ outer).squeeze(-2) / (queries * keys).sum(-1, keepdim=True)
@@ -75,10 +81,6 @@ class LinearStateSpace(nn.Module):
         a, b = self.discrete()
         state, out = u.new_zeros(len(u), len(a)), []
         for u_t in u.unbind(1):
-            if self.delayed:
-                out.append(state @ self.c.T)
-                state = state @ a.T + u_t @ b.T
-            else:
-                state = state @ a.T + u_t @ b.T
-                out.append(state @ self.c.T)
+            before, state = state, state @ a.T + u_t @ b.T
+            out.append((before if self.delayed else state) @ self.c.T)
         return torch.stack(out, 1) + u @ self.d.T

@@ -52,7 +52,7 @@ class IntegralOperator(nn.Module):
     def forward(
         self,
         u: Tensor,
-        positions: Tensor,
+        positions: Tensor | None = None,
         *,
         measure: Tensor | None = None,
         queries: Tensor | None = None,
@@ -64,11 +64,11 @@ class IntegralOperator(nn.Module):
 
         Args:
             u: features of the keys, [B, n_k, d], or [B, n_k, G, c] for kernels with groups.
-            positions: of the keys, [n_k, s] or [B, n_k, s].
+            positions: of the keys, [n_k, s] or [B, n_k, s]; their indices 0, 1, ... if None.
             measure: mass of each key, [n_k] or [B, n_k].
             queries: features of the queries, [B, n_q, d] or [B, n_q, G, c]; those of the keys if None.
-            query_positions: [n_q, s] or [B, n_q, s]; those of the keys if None. Without ``queries`` they may be any
-                number, and u(x) is 0.
+            query_positions: [n_q, s] or [B, n_q, s]; if None, those of the keys, or the indices of the queries where
+                the keys have theirs. Without ``queries`` they may be any number, and u(x) is 0.
             values: v, integrated instead of u, with the axes of u.
             context: data of this call that the kernel asks for.
 
@@ -78,12 +78,14 @@ class IntegralOperator(nn.Module):
         grouped = u.dim() == 4
         values = u if values is None else values
         u_y, values = (t if grouped else t.unsqueeze(2) for t in (u, values))  # [B, n_k, G, c]
-        y = _with_batch(positions)
-        x = y if query_positions is None else _with_batch(query_positions)
+        y = _points(positions, u_y)
         if queries is not None:
             u_x = queries if grouped else queries.unsqueeze(2)
+        elif query_positions is not None:
+            u_x = u_y.new_zeros(len(u_y), query_positions.shape[-2], *u_y.shape[2:])
         else:
-            u_x = u_y if query_positions is None else u_y.new_zeros(len(u_y), x.shape[1], *u_y.shape[2:])
+            u_x = u_y
+        x = _points(positions if query_positions is None else query_positions, u_x)
         _check(u_x, u_y, values, x, y, measure)
         omega = self._measure(u_y, measure)  # [B or 1, n_k]
 
@@ -163,7 +165,10 @@ def _contract(kappa: Tensor, values: Tensor) -> Tensor:
     return torch.einsum(formulas[kappa.dim()], kappa.to(values.dtype), values)
 
 
-def _with_batch(positions: Tensor) -> Tensor:
+def _points(positions: Tensor | None, features: Tensor) -> Tensor:
+    """[B or 1, n, s]; the indices of the features [B, n, ...] if there are no positions."""
+    if positions is None:
+        positions = torch.arange(features.shape[1], device=features.device).unsqueeze(1)
     return positions if positions.dim() == 3 else positions.unsqueeze(0)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 from torch.nn.utils.rnn import PackedSequence
 
 from .convert import Conversion, register
@@ -29,7 +29,8 @@ from .state_space import Trajectory, TransitionKernel
 
 Slope = Callable[[str, Tensor], Tensor]
 Weights = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # W_ih, W_hh, b_ih, b_hh (0 if there are none), W_hr
-Unrolled = tuple[Trajectory, Tensor]  # the linear system, and the hidden states [B, T, m] along which it was made
+State = tuple[Tensor, ...]  # the hidden state [B, m], and what else the module carries on
+Step = tuple[Tensor, Tensor, Tensor, State]  # A_t [B, n, n], B_t [B, n, d + 1], C_t [B, m, n], and the next state
 
 
 def secant_slope(activation: str, a: Tensor) -> Tensor:
@@ -67,69 +68,45 @@ class Activation:
         return slope, self(a) - slope * a
 
 
-def rnn_trajectory(u: Tensor, weights: Weights, state: tuple[Tensor, ...], phi: Activation) -> Unrolled:
+def rnn_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
     """h_t = phi(a_t) = p_t a_t + q_t with a_t = W_ih u_t + W_hh h_(t-1) + b.
 
     A_t = p_t W_hh,  B_t = [p_t W_ih, p_t b + q_t].
     """
     w_ih, w_hh, b_ih, b_hh, _ = weights
     (hidden,) = state
-    a, b, states = [], [], []
-    for t, u_t in enumerate(u.unbind(1)):
-        pre = linear(u_t, w_ih, b_ih) + linear(hidden, w_hh, b_hh)
-        slope, rest = phi.line(pre)  # [B, n]
-        constant = b_ih + b_hh + (linear(hidden, w_hh) if t == 0 else 0)
-        a.append(slope.unsqueeze(-1) * w_hh)
-        b.append(_columns(slope, w_ih, constant, rest))
-        hidden = phi(pre)
-        states.append(hidden)
-    identity = torch.eye(w_hh.shape[0], dtype=u.dtype, device=u.device).expand(len(u), len(a), -1, -1)
-    return Trajectory(torch.stack(a, 1), torch.stack(b, 1), identity), torch.stack(states, 1)
+    pre = linear(u, w_ih, b_ih) + linear(hidden, w_hh, b_hh)
+    slope, rest = phi.line(pre)  # [B, n]
+    a = slope.unsqueeze(-1) * w_hh
+    return a, _columns(slope, w_ih, b_ih + b_hh, rest), torch.eye(len(w_hh)).to(a).expand_as(a), (phi(pre),)
 
 
-def lstm_trajectory(u: Tensor, weights: Weights, state: tuple[Tensor, ...], phi: Activation) -> Unrolled:
+def lstm_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
     """With tanh(g_t) = p_t g_t + q_t for the candidate and tanh(c_t) = P_t c_t + Q_t, and the gates as they are,
 
     c_t = f_t c_(t-1) + i_t (p_t g_t + q_t),  g_t = W_ig u_t + W_hg h_(t-1) + b_g,  h_t = W_hr (o_t (P_t c_t + Q_t)).
 
-    The state is [c; 1], whose last entry carries the rests Q_t from the output to the next candidate; it is 0 before
-    the first step, which adds 1 to it, and stays 1.
+    The state of the linear system is z = [c; 1], whose last entry carries the rests Q_t from the output h_t = C_t z_t
+    to the next candidate. ``state`` is h, c and C.
     """
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
-    hidden, cell = state
-    w_ig, w_hg = w_ih.chunk(4)[2], w_hh.chunk(4)[2]
-    bias = (b_ih + b_hh).chunk(4)[2]
-    size = cell.shape[-1]
-    output = None  # C_(t-1) [B, m, n + 1]
-    a, b, c, states = [], [], [], []
-    for t, u_t in enumerate(u.unbind(1)):
-        gates = (linear(u_t, w_ih, b_ih) + linear(hidden, w_hh, b_hh)).chunk(4, dim=-1)
-        i, f, o = (gates[k].sigmoid() for k in (0, 1, 3))
-        slope, rest = phi.line(gates[2])
-        keep = nn.functional.pad(torch.diag_embed(f), (0, 1, 0, 1))  # diag(f_t, 0) [B, n + 1, n + 1]
-        if t == 0:
-            # The initial state is part of the constant; what multiplies z_(-1) = 0 does not matter.
-            column = _columns(i * slope, w_ig, bias + linear(hidden, w_hg), i * rest + f * cell)
-            one = torch.ones_like(column[:, :1, -1])
-        else:
-            keep = keep + nn.functional.pad((i * slope).unsqueeze(-1) * (w_hg @ output), (0, 0, 0, 1))
-            column = _columns(i * slope, w_ig, bias, i * rest)
-            one = torch.zeros_like(column[:, :1, -1])
-            keep = keep + nn.functional.pad(torch.ones_like(keep[:, :1, :1]), (size, 0, size, 0))
-        a.append(keep)
-        b.append(torch.cat([column, nn.functional.pad(one.unsqueeze(-1), (column.shape[-1] - 1, 0))], 1))
-        cell = f * cell + i * phi(gates[2])
-        slope, rest = phi.line(cell)
-        output = torch.cat([torch.diag_embed(o * slope), (o * rest).unsqueeze(-1)], -1)  # [B, n, n + 1]
-        hidden = o * phi(cell)
-        if w_hr is not None:
-            output, hidden = w_hr @ output, linear(hidden, w_hr)
-        c.append(output)
-        states.append(hidden)
-    return Trajectory(torch.stack(a, 1), torch.stack(b, 1), torch.stack(c, 1)), torch.stack(states, 1)
+    hidden, cell, output = state  # output: C_(t-1) [B, m, n + 1]
+    gates = (linear(u, w_ih, b_ih) + linear(hidden, w_hh, b_hh)).chunk(4, dim=-1)
+    i, f, o = (gates[k].sigmoid() for k in (0, 1, 3))
+    slope, rest = phi.line(gates[2])
+    keep = pad(torch.diag_embed(f), (0, 1)) + (i * slope).unsqueeze(-1) * (w_hh.chunk(4)[2] @ output)
+    one = pad(torch.ones_like(keep[:, :1, :1]), (cell.shape[-1], 0))  # stays as it is
+    columns = _columns(i * slope, w_ih.chunk(4)[2], (b_ih + b_hh).chunk(4)[2], i * rest)
+    cell = f * cell + i * phi(gates[2])
+    slope, rest = phi.line(cell)
+    output = torch.cat([torch.diag_embed(o * slope), (o * rest).unsqueeze(-1)], -1)  # [B, n, n + 1]
+    hidden = o * phi(cell)
+    if w_hr is not None:
+        output, hidden = w_hr @ output, linear(hidden, w_hr)
+    return torch.cat([keep, one], 1), pad(columns, (0, 0, 0, 1)), output, (hidden, cell, output)
 
 
-def gru_trajectory(u: Tensor, weights: Weights, state: tuple[Tensor, ...], phi: Activation) -> Unrolled:
+def gru_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
     """h_t = z_t h_(t-1) + (1 - z_t) (p_t a_t + q_t) with a_t = W_in u_t + b_in + r_t (W_hn h_(t-1) + b_hn).
 
     A_t = diag(z_t) + diag((1 - z_t) p_t r_t) W_hn,
@@ -139,24 +116,37 @@ def gru_trajectory(u: Tensor, weights: Weights, state: tuple[Tensor, ...], phi: 
     """
     w_ih, w_hh, b_ih, b_hh, _ = weights
     (hidden,) = state
-    w_in, w_hn = w_ih.chunk(3)[2], w_hh.chunk(3)[2]
-    a, b, states = [], [], []
-    for t, u_t in enumerate(u.unbind(1)):
-        from_input = linear(u_t, w_ih, b_ih).chunk(3, dim=-1)
-        from_state = linear(hidden, w_hh, b_hh).chunk(3, dim=-1)
-        r, z = ((from_input[k] + from_state[k]).sigmoid() for k in (0, 1))
-        pre = from_input[2] + r * from_state[2]
-        slope, rest = phi.line(pre)
-        write = (1 - z) * slope
-        a.append(torch.diag_embed(z) + (write * r).unsqueeze(-1) * w_hn)
-        initial = (a[0] @ hidden.unsqueeze(-1)).squeeze(-1) if t == 0 else 0  # part of the constant
-        b.append(_columns(write, w_in, b_ih.chunk(3)[2] + r * b_hh.chunk(3)[2], (1 - z) * rest + initial))
-        hidden = (1 - z) * phi(pre) + z * hidden
-        states.append(hidden)
-    identity = torch.eye(w_hn.shape[0], dtype=u.dtype, device=u.device).expand(len(u), len(a), -1, -1)
-    return Trajectory(torch.stack(a, 1), torch.stack(b, 1), identity), torch.stack(states, 1)
+    from_input, from_state = linear(u, w_ih, b_ih).chunk(3, -1), linear(hidden, w_hh, b_hh).chunk(3, -1)
+    r, z = ((from_input[k] + from_state[k]).sigmoid() for k in (0, 1))
+    pre = from_input[2] + r * from_state[2]
+    slope, rest = phi.line(pre)
+    write = (1 - z) * slope
+    a = torch.diag_embed(z) + (write * r).unsqueeze(-1) * w_hh.chunk(3)[2]
+    b = _columns(write, w_ih.chunk(3)[2], b_ih.chunk(3)[2] + r * b_hh.chunk(3)[2], (1 - z) * rest)
+    return a, b, torch.eye(a.shape[-1]).to(a).expand_as(a), ((1 - z) * phi(pre) + z * hidden,)
 
 
+def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State, phi: Activation):
+    """The linear system along u [B, T, d], and the hidden states [B, T, m].
+
+    The system starts from 0: A_0 z_(-1), what the initial state adds to z_0, is part of the constant column of B_0.
+    """
+    z = state[-1]
+    if step is lstm_step:
+        hidden, cell = state
+        z = pad(cell, (0, 1), value=1.0)
+        state = hidden, cell, pad(hidden.unsqueeze(-1), (cell.shape[-1], 0))  # C_(-1) z_(-1) = h_(-1)
+    systems, states = [], []
+    for u_t in u.unbind(1):
+        a, b, c, state = step(u_t, state, weights, phi)
+        if not systems:
+            b = torch.cat([b[..., :-1], b[..., -1:] + a @ z.unsqueeze(-1)], -1)
+        systems.append((a, b, c))
+        states.append(state[0])
+    return Trajectory(*(torch.stack(parts, 1) for parts in zip(*systems, strict=True))), torch.stack(states, 1)
+
+
+@register(nn.RNN, nn.LSTM, nn.GRU)
 class RecurrentOperator(Conversion):
     """nn.RNN, nn.LSTM or nn.GRU as one integral per layer and direction; returns the sequence of hidden states.
 
@@ -178,7 +168,7 @@ class RecurrentOperator(Conversion):
                 f"the module is {type(module).__name__}"
             )
         self.activation = Activation(nonlinearity or getattr(module, "nonlinearity", "tanh"), slope)
-        self.trajectory = {"LSTM": lstm_trajectory, "GRU": gru_trajectory}.get(module.mode, rnn_trajectory)
+        self.step = {"LSTM": lstm_step, "GRU": gru_step}.get(module.mode, rnn_step)
 
     def dropout(self) -> float:
         return self.module.dropout if self.module.num_layers > 1 else 0.0
@@ -188,11 +178,9 @@ class RecurrentOperator(Conversion):
         module = self.module
         if isinstance(input, PackedSequence):
             raise TypeError("`input` is a PackedSequence: pad it, as the domain of an integral is one for the batch")
-        batched = input.dim() == 3
-        u = input if batched else input.unsqueeze(1)
-        u = u if batched and module.batch_first else u.transpose(0, 1)  # [B, T, d]
+        u = self.batch_first(input)  # [B, T, d]
         directions = 2 if module.bidirectional else 1
-        states = self._initial_states(hx, u, batched)
+        states = self._initial_states(hx, u, input.dim() == 3)
         for layer in range(module.num_layers):
             out = []
             for direction in range(directions):
@@ -201,18 +189,14 @@ class RecurrentOperator(Conversion):
                 part = self._integrate(signal, self._weights(layer, direction), tuple(s[index] for s in states))
                 out.append(part.flip(1) if direction else part)
             u = torch.cat(out, -1)
-        if not batched:
-            return u.squeeze(0)
-        return u if module.batch_first else u.transpose(0, 1)
+        return self.as_given(u, input)
 
-    def _integrate(self, u: Tensor, weights: Weights, state: tuple[Tensor, ...]) -> Tensor:
+    def _integrate(self, u: Tensor, weights: Weights, state: State) -> Tensor:
         """Sum over s <= t of kappa(t, s; u) [u_s; 1]: [B, T, d] -> [B, T, m]."""
-        system, states = self.trajectory(u, weights, state, self.activation)
+        system, states = unroll(self.step, u, weights, state, self.activation)
         kernel = TransitionKernel(system.c.shape[2], system.b.shape[3], system.a.shape[2])
         operator = IntegralOperator(kernel, is_causal=True, measure="counting")
-        augmented = torch.cat([u, u.new_ones(*u.shape[:2], 1)], -1)  # App. proof_rnn, augmented input
-        times = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
-        integral = operator(augmented, times, context=system)
+        integral = operator(pad(u, (0, 1), value=1.0), context=system)  # App. proof_rnn, augmented input
         self._check_conditioning(integral.detach(), states.detach())
         return integral
 
@@ -256,7 +240,3 @@ class RecurrentOperator(Conversion):
 def _columns(slope: Tensor, matrix: Tensor, constant: Tensor, rest: Tensor) -> Tensor:
     """[p W, p constant + rest] for each sample: p, rest [B, n], W [n, d], constant [n] or [B, n] -> [B, n, d + 1]."""
     return torch.cat([slope.unsqueeze(-1) * matrix, (slope * constant + rest).unsqueeze(-1)], -1)
-
-
-for _module_class in (nn.RNN, nn.LSTM, nn.GRU):
-    register(_module_class)(RecurrentOperator)

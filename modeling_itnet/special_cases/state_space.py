@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
@@ -110,21 +110,9 @@ class LinearStateSpaceOperator(Conversion):
 
     def __init__(self, module: LinearStateSpace):
         super().__init__(module)
-        kernel = PowerKernel(int(module.delayed), module.d.shape[0], module.d.shape[1])
-        self.integral = IntegralOperator(kernel, is_causal=True, measure="counting", residual=_Residual(module))
+        kernel = PowerKernel(int(module.delayed), *module.d.shape)
+        self.integral = IntegralOperator(kernel, is_causal=True, measure="counting")
 
     def forward(self, u: Tensor) -> Tensor:
-        a, b = self.module.discrete()
-        times = torch.arange(u.shape[1], device=u.device).unsqueeze(1)
-        return self.integral(u, times, context=(a, b, self.module.c))
-
-
-class _Residual(nn.Module):
-    """W_theta = D, read from the module at every call."""
-
-    def __init__(self, module: LinearStateSpace):
-        super().__init__()
-        self.module = module
-
-    def forward(self, u: Tensor) -> Tensor:
-        return u @ self.module.d.T
+        module = self.module
+        return self.integral(u, context=(*module.discrete(), module.c)) + u @ module.d.T
