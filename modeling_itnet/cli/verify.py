@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from transformers.utils import logging
 
 from ..special_cases.verify import theorem_table
 from .app import commands, print_json
@@ -20,12 +19,7 @@ def verify(
 ) -> None:
     """Measure the paper's theorems: convolution, attention and recurrence as integral operators. Exit code 1 if one
     of them does not hold."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # that Mamba's fast kernels are missing is nothing to warn of here
-    try:
-        rows = theorem_table(seed=seed)
-    finally:
-        logging.set_verbosity(verbosity)
+    rows = theorem_table(seed=seed)
     if as_json:
         print_json([asdict(row) | {"holds": row.holds} for row in rows])
     else:

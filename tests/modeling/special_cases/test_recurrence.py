@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from modeling_itnet.special_cases import from_module, secant_slope, tangent_slope
-from modeling_itnet.special_cases.verify import tangent_error
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -155,7 +154,9 @@ def test_the_printed_kernel_is_a_linearisation(module_class):
     torch.manual_seed(0)
     module = module_class(3, 4, bias=False, batch_first=True)
     u = torch.randn(2, 10, 3)
-    small, ordinary = tangent_error(module, 1e-3 * u), tangent_error(module, u)
+    operator = from_module(module, slope=tangent_slope)
+    with torch.no_grad():
+        small, ordinary = ((operator(v) - module(v)[0]).norm() / module(v)[0].norm() for v in (1e-3 * u, u))
     assert small < 1e-5
     assert ordinary > 0.05
 
