@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ITNetModel: encoder -> L layers -> final layer norm."""
 
+import inspect
 import math
+from functools import wraps
 from pathlib import Path
 
 import torch
@@ -24,8 +26,7 @@ from .integration.factors import ITNetFactor, ITNetFactors
 from .integration.low_rank_fit import LowRankReport, fit_low_rank
 from .layers import ITNetLayer
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
-from .outputs import ITNetModelOutput, adds_proposal_loss
-from .positional import takes_main_input_first
+from .outputs import ITNetModelOutput
 
 # Names of weights in early checkpoints, where a classifier held its linear map as a part -> names here.
 _EARLY_NAMES = {r"^classifier\.linear\.": "classifier."}
@@ -41,13 +42,6 @@ class ITNetPreTrainedModel(PreTrainedModel):
     _no_split_modules = ("ITNetLayer", *(encoder.__name__ for encoder in ENCODERS.values()))
     _keep_in_fp32_modules_strict = ("fourier.frequencies",)
     _can_record_outputs = {"hidden_states": ITNetLayer}
-
-    def __init_subclass__(cls, **kwargs):
-        """Every head trains the proposals of its layers, and takes its main input first, without a line of its own."""
-        super().__init_subclass__(**kwargs)
-        if "forward" in cls.__dict__:
-            forward = cls.forward if cls.__name__ == "ITNetModel" else adds_proposal_loss(cls.forward)
-            cls.forward = takes_main_input_first(forward)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
@@ -180,6 +174,31 @@ def _hub():
     return export
 
 
+def main_input_first(forward):
+    """Wraps a forward whose signature does not always begin with the main input of the model.
+
+    The signature stays as it is for whoever inspects it. Positional arguments are `model.main_input_name`, then those
+    of the signature, in its order, that the modality takes: a text model is called by
+    ``model(input_ids, attention_mask)``, as any other of Transformers.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
+
+    @wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        if not args or names[0] == self.main_input_name:
+            return forward(self, *args, **kwargs)
+        order = names  # of a head, whose signature has nothing but what its modality takes
+        if self is self.base_model:
+            order = [name for name in names if name in self.encoder.required + self.encoder.optional]
+        order = sorted(order, key=lambda name: name != self.main_input_name)
+        if len(args) > len(order):
+            raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
+        return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
+
+    return wrapper
+
+
 @auto_docstring(
     custom_intro="""
     The bare ITNet: a stack of learnable integral operators on the signal that the encoder of `config.modality` makes.
@@ -195,7 +214,6 @@ class ITNetModel(ITNetPreTrainedModel):
         self.layers = nn.ModuleList(ITNetLayer(config, index + 1) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.anchors = ITNetAnchors()
-        self._proposal_loss: Tensor | None = None  # from the forward of this model to that of the head around it
         self.main_input_name = self.encoder.main_input_name
         self.post_init()
 
@@ -211,6 +229,7 @@ class ITNetModel(ITNetPreTrainedModel):
             )
         encoder.word_embeddings = value
 
+    @main_input_first
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring
@@ -293,15 +312,8 @@ class ITNetModel(ITNetPreTrainedModel):
                 proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
         pooled = signal.pooled(hidden_states, self.config.pooling)
-        output = ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled)
-        if proposal_losses:
-            output["proposal_loss"] = self._proposal_loss = torch.stack(proposal_losses).mean()
-        return output
-
-    def take_proposal_loss(self) -> Tensor | None:
-        """The proposal loss of the last forward, once: a graph that stays behind would stop the model's copies."""
-        loss, self._proposal_loss = self._proposal_loss, None
-        return loss
+        proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
+        return ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled, proposal_loss=proposal_loss)
 
     def _plan(self, signal: Signal, is_padded: bool) -> Plan:
         """How the samples are integrated, with the anchors of their domains: the same in all layers."""

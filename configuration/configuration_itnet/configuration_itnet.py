@@ -206,6 +206,9 @@ class ITNetConfig(PreTrainedConfig):
         signal_feature_size (`int`, *optional*, defaults to 0):
             Features per position of `signal_values`, which a linear layer lifts to `hidden_size`. 0: there is no such
             layer, and signals come as `inputs_embeds`.
+        signal_loss (`str`, *optional*, defaults to `"mse"`):
+            Loss of [`ITNetForSignalRegression`]: `"mse"`, the mean squared error, or `"relative_l2"`, `‖p − y‖ / ‖y‖`
+            over all points of a sample. Either is averaged over samples.
 
         > Heads, regularisation, initialisation
 
@@ -314,6 +317,7 @@ class ITNetConfig(PreTrainedConfig):
     edge_gate_init: float | int = 1.0
 
     signal_feature_size: int = 0
+    signal_loss: Literal["mse", "relative_l2"] = "mse"
 
     pooling: Literal["cls", "mean", "max"] | None = None
     hidden_dropout_prob: float | int = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from modeling_itnet.outputs import batch_share
+from modeling_itnet.heads.common import batch_share
 
 
 def step_loss(mean_loss: Callable[..., Tensor], proposal_weight: float = 0.0) -> Callable:

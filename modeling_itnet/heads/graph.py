@@ -7,7 +7,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
-from .classifier import ITNetPooledClassifier
+from ..modeling_itnet import main_input_first
+from .common import ITNetPooledClassifier
 
 
 @auto_docstring(
@@ -19,6 +20,7 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
     modality = "graph"
     main_input_name = "node_features"
 
+    @main_input_first
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -41,17 +43,8 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
         neighbors (`torch.LongTensor` of shape `(batch_size, num_nodes, max_degree)`, *optional*):
             Indices of the nodes next to each node, and -1 where it has fewer.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
+            As in [`ITNetForImageClassification`], and so is `label_smoothing`.
         """
-        outputs = self.itnet(
-            node_features=node_features,
-            node_types=node_types,
-            positions=positions,
-            neighbors=neighbors,
-            attention_mask=attention_mask,
-            **kwargs,
-        )
-        return self._classify(outputs, labels, **kwargs)
-
-
-__all__ = ["ITNetForGraphClassification"]
+        inputs = {"node_features": node_features, "node_types": node_types, "neighbors": neighbors}
+        outputs = self.itnet(positions=positions, attention_mask=attention_mask, **inputs, **kwargs)
+        return self.read_out(outputs, labels, **kwargs)

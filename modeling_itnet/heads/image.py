@@ -7,10 +7,8 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
-from configuration_itnet import ITNetConfig
-
-from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
-from .common import ITNetClassifier, batch_loss, check_modality
+from ..outputs import ITNetImageClassifierOutput
+from .common import ITNetPooledClassifier
 
 
 @auto_docstring(
@@ -19,33 +17,25 @@ from .common import ITNetClassifier, batch_loss, check_modality
     with `config.pooling="mean"`.
     """
 )
-class ITNetForImageClassification(ITNetPreTrainedModel):
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        check_modality(self, config, "image")
-        self.num_labels = config.num_labels
-        self.itnet = ITNetModel(config)
-        self.classifier = ITNetClassifier(config)
-        self.post_init()
+class ITNetForImageClassification(ITNetPooledClassifier):
+    modality = "image"
+    output_class = ITNetImageClassifierOutput
 
     @can_return_tuple
     @auto_docstring
     def forward(
-        self,
-        pixel_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> ImageClassifierOutput:
         r"""
         pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
             Images, as [`ITNetImageProcessor`] makes them.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
+            Class indices, or floats for regression (`num_labels == 1`) and multi-label targets. With
+            `config.problem_type="single_label_classification"`, floats are shares of the classes, as MixUp and CutMix
+            make them.
+        label_smoothing (`float`, *optional*, defaults to 0.0):
+            Share of every label that is spread evenly over all classes. [`ITNetTrainer`] passes
+            `label_smoothing_factor` in training.
         """
         outputs = self.itnet(pixel_values=pixel_values, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
-        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
-        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-__all__ = ["ITNetForImageClassification"]
+        return self.read_out(outputs, labels, **kwargs)

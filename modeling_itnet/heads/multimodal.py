@@ -12,31 +12,16 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 
 from ..domain import check_tensor
-from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
-from ..outputs import batch_share
-from .common import ITNetClassifier, batch_loss, check_labels, check_modality
+from .common import ITNetPooledClassifier, check_labels
 
 #: Answers of VQA v2 that models choose from: those that occur at least nine times.
 VQA_V2_ANSWERS = 3129
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a visual question answering head: a linear layer on [CLS] that scores every answer of a fixed list. A
-    configuration whose labels were neither counted (`num_labels`) nor named (`id2label`) gets the 3,129 answers of
-    VQA v2.
-    """
-)
-class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        check_modality(self, config, "multimodal")
-        if config.labels_are_default:
-            config.num_labels = VQA_V2_ANSWERS
-        self.num_labels = config.num_labels
-        self.itnet = ITNetModel(config)
-        self.classifier = ITNetClassifier(config)
-        self.post_init()
+class ITNetImageTextInputs:
+    """The forward of heads that read images with a text: a head goes on with `read_out`."""
+
+    modality = "multimodal"
 
     @can_return_tuple
     @auto_docstring
@@ -53,81 +38,11 @@ class ITNetForVisualQuestionAnswering(ITNetPreTrainedModel):
     ) -> SequenceClassifierOutput:
         r"""
         pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
-            Images, as [`ITNetProcessor`] makes them.
-        labels (`torch.Tensor` of shape `(batch_size, num_labels)` or `(batch_size,)`, *optional*):
-            Soft targets in [0, 1], the share of people who gave an answer (see `vqa_soft_targets`), or the index of
-            the one right answer. The loss is binary cross entropy, summed over answers, averaged over the batch.
+            Images, as [`ITNetProcessor`] makes them. Of shape `(batch_size, 2, num_channels, height, width)` for
+            [`ITNetForImagesAndTextClassification`], which takes two images for each text.
+        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
+            Class indices, or targets for each of the classes; see the class.
         """
-        outputs = self.itnet(
-            pixel_values=pixel_values,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.classifier(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            share = batch_share(labels, kwargs.get("num_items_in_batch"))
-            is_index = check_tensor(labels, "labels").dim() == 1
-            check_labels(labels, logits, "single_label_classification" if is_index else "multi_label_classification")
-            if is_index:
-                labels = F.one_hot(labels, self.num_labels)
-            targets = labels.to(logits.device, torch.float32)
-            loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]
-            loss = loss * share
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-@auto_docstring(
-    custom_intro="""
-    ITNet for a statement about two images (NLVR2): each image goes through the model with the text, and a linear layer
-    reads the two [CLS] features side by side.
-    """
-)
-class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
-    num_images = 2
-
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        check_modality(self, config, "multimodal")
-        self.num_labels = config.num_labels
-        self.loss_type = "ForSequenceClassification"  # Transformers knows no loss for this class name
-        self.itnet = ITNetModel(config)
-        self.classifier = ITNetClassifier(config, num_inputs=self.num_images)
-        self.post_init()
-
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        pixel_values: Tensor | None = None,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> SequenceClassifierOutput:
-        r"""
-        pixel_values (`torch.FloatTensor` of shape `(batch_size, 2, num_channels, height, width)`, *optional*):
-            Two images for each text.
-        labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-            Class indices.
-        """
-        if (
-            pixel_values is None
-            or check_tensor(pixel_values, "pixel_values").dim() != 5
-            or pixel_values.shape[1] != self.num_images
-        ):
-            given = None if pixel_values is None else list(pixel_values.shape)
-            raise ValueError(
-                f"`pixel_values` {given} must be [batch, {self.num_images}, channels, height, width]: "
-                f"{self.num_images} images for each text"
-            )
         text = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -135,17 +50,67 @@ class ITNetForImagesAndTextClassification(ITNetPreTrainedModel):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        # One pass over all pairs of an image and a text: [B * 2, ...], the two of a sample beside each other.
-        pairs = {
-            name: value
-            if value is None or check_tensor(value, name).dim() == 1
-            else value.repeat_interleave(self.num_images, dim=0)
-            for name, value in text.items()
-        }
-        outputs = self.itnet(pixel_values=pixel_values.flatten(0, 1), **pairs, **kwargs)
-        logits = self.classifier(outputs.pooler_output.unflatten(0, (-1, self.num_images)).flatten(1))
-        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        pixel_values, text = self.pairs(pixel_values, text)
+        outputs = self.itnet(pixel_values=pixel_values, **text, **kwargs)
+        return self.read_out(outputs, labels, **kwargs)
+
+    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor | None, dict]:
+        """The images [M, C, H, W], and the texts that go with them."""
+        return pixel_values, text
+
+
+@auto_docstring(
+    custom_intro="""
+    ITNet with a visual question answering head: a linear layer on [CLS] that scores every answer of a fixed list. A
+    configuration whose labels were neither counted (`num_labels`) nor named (`id2label`) gets the 3,129 answers of
+    VQA v2.
+
+    Its `labels` are soft targets in [0, 1], the share of people who gave an answer (see `vqa_soft_targets`), or the
+    index of the one right answer. The loss is binary cross entropy, summed over answers, averaged over the batch.
+    """
+)
+class ITNetForVisualQuestionAnswering(ITNetImageTextInputs, ITNetPooledClassifier):
+    takes_label_smoothing = False
+
+    def __init__(self, config: ITNetConfig):
+        if config.modality == self.modality and config.labels_are_default:
+            config.num_labels = VQA_V2_ANSWERS
+        super().__init__(config)
+
+    def task_loss(self, logits: Tensor, labels: Tensor, **kwargs) -> Tensor:
+        is_index = check_tensor(labels, "labels").dim() == 1
+        check_labels(labels, logits, "single_label_classification" if is_index else "multi_label_classification")
+        targets = F.one_hot(labels, self.num_labels) if is_index else labels
+        targets = targets.to(logits.device, torch.float32)
+        return F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]
+
+
+@auto_docstring(
+    custom_intro="""
+    ITNet for a statement about two images (NLVR2): each image goes through the model with the text, and a linear layer
+    reads the two [CLS] features side by side.
+
+    Its `labels` and `label_smoothing` are as in [`ITNetForImageClassification`].
+    """
+)
+class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClassifier):
+    num_images = 2
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__(config, self.num_images)
+
+    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor, dict]:
+        """All pairs of an image and a text, the two of a sample beside each other: [2 B, ...]."""
+        shape = None if pixel_values is None else list(check_tensor(pixel_values, "pixel_values").shape)
+        if shape is None or len(shape) != 5 or shape[1] != self.num_images:
+            raise ValueError(
+                f"`pixel_values` {shape} must be [batch, {self.num_images}, channels, height, width]: "
+                f"{self.num_images} images for each text"
+            )
+        for name, value in text.items():
+            if value is not None and check_tensor(value, name).dim() > 1:
+                text[name] = value.repeat_interleave(self.num_images, dim=0)
+        return pixel_values.flatten(0, 1), text
 
 
 def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tensor:
@@ -181,11 +146,3 @@ def vqa_accuracy(logits: Tensor, targets: Tensor) -> float:
     if targets.dim() == 1:
         return (best == targets).float().mean().item()
     return targets.gather(1, best.unsqueeze(1)).mean().item()
-
-
-__all__ = [
-    "ITNetForImagesAndTextClassification",
-    "ITNetForVisualQuestionAnswering",
-    "vqa_accuracy",
-    "vqa_soft_targets",
-]

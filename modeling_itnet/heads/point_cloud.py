@@ -7,7 +7,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
-from .classifier import ITNetPooledClassifier
+from .common import ITNetPooledClassifier
 
 
 @auto_docstring(
@@ -36,10 +36,7 @@ class ITNetForPointCloudClassification(ITNetPooledClassifier):
         point_features (`torch.FloatTensor` of shape `(batch_size, num_points, point_feature_size)`, *optional*):
             What points carry beside their coordinates, such as normals.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
+            As in [`ITNetForImageClassification`], and so is `label_smoothing`.
         """
         outputs = self.itnet(points=points, point_features=point_features, attention_mask=attention_mask, **kwargs)
-        return self._classify(outputs, labels, **kwargs)
-
-
-__all__ = ["ITNetForPointCloudClassification"]
+        return self.read_out(outputs, labels, **kwargs)

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operator learning: a function on one set of points in, a function on any other set of points out."""
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring
+from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
@@ -15,31 +12,11 @@ from itnet_kernels import integral_transform
 from ..domain import check_mask
 from ..encoders import signal_measure
 from ..layers import ITNetFeedForward
-from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from ..modeling_itnet import main_input_first
 from ..operator import ITNetFourierFeatures, ITNetKernel
-from ..outputs import with_proposal_loss
-from .common import check_modality
+from ..outputs import SignalRegressionOutput
+from .common import ITNetHead
 from .interpolation import shepard_interpolation
-
-
-@dataclass
-class SignalRegressionOutput(ModelOutput):
-    """
-    Args:
-        loss (`torch.FloatTensor` of shape `(1,)`, *optional*, returned when `labels` is provided):
-            Mean squared error.
-        predictions (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`):
-            Values of the output function at the query positions.
-        hidden_states (`tuple(torch.FloatTensor)`, *optional*, returned when `output_hidden_states=True` is passed):
-            Features of the encoder and of every layer, at the input positions.
-    """
-
-    loss: Tensor | None = None
-    predictions: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-
-
-with_proposal_loss(SignalRegressionOutput)
 
 
 class ITNetQueryLayer(nn.Module):
@@ -102,19 +79,19 @@ class ITNetQueryLayer(nn.Module):
     a model runs on meshes that it was not trained on.
     """
 )
-class ITNetForSignalRegression(ITNetPreTrainedModel):
+class ITNetForSignalRegression(ITNetHead):
+    modality = "signal"
     main_input_name = "signal_values"
     accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
+    takes_label_smoothing = False
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        check_modality(self, config, "signal")
-        self.itnet = ITNetModel(config)
         self.decoder = ITNetQueryLayer(config, self.itnet.fourier.size)
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
-        self.main_input_name = self.itnet.main_input_name
         self.post_init()
 
+    @main_input_first
     @can_return_tuple
     @auto_docstring
     def forward(
@@ -143,7 +120,8 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
             1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however
             many positions it has.
         labels (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`, *optional*):
-            Values of the output function at the query positions. The loss is the mean squared error.
+            Values of the output function at the query positions. The loss is the error that `config.signal_loss`
+            names.
         """
         outputs = self.itnet(
             signal_values=signal_values,
@@ -163,8 +141,14 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
             query_positions.float(),
         )
         predictions = self.regressor(hidden_states)
-        loss = self._loss(predictions, labels, query_mask) if labels is not None else None
-        return SignalRegressionOutput(loss=loss, predictions=predictions, hidden_states=outputs.hidden_states)
+        loss = None if labels is None else self.task_loss(predictions, labels, query_mask)
+        loss = self.total_loss(loss, outputs.proposal_loss, labels=None)
+        return SignalRegressionOutput(
+            loss=loss,
+            predictions=predictions,
+            hidden_states=outputs.hidden_states,
+            proposal_loss=outputs.proposal_loss,
+        )
 
     def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
         dim = self.config.position_dim
@@ -179,17 +163,23 @@ class ITNetForSignalRegression(ITNetPreTrainedModel):
             raise ValueError(f"`query_positions` {shape} must be [queries, {dim}] or [{batch}, queries, {dim}]")
         return query_positions
 
-    def _loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
+    def task_loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
+        """Every sample counts alike, however many queries it has."""
         if labels.shape != predictions.shape:
             raise ValueError(
                 f"`labels` {list(labels.shape)} must be {list(predictions.shape)}: [batch, queries, `num_labels`]"
             )
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
-        if query_mask is None:
-            return F.mse_loss(predictions, labels)
-        mask = check_mask(query_mask, *predictions.shape[:2], name="query_mask")  # [B, m]
-        errors = (predictions - labels).square().mean(-1)
-        return ((errors * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+        count = predictions.shape[1]
+        if query_mask is not None:
+            mask = check_mask(query_mask, *predictions.shape[:2], name="query_mask")  # [B, m]
+            predictions, labels = predictions * mask.unsqueeze(-1), labels * mask.unsqueeze(-1)
+            count = mask.sum(1).clamp(min=1)
+        if self.config.signal_loss == "relative_l2":
+            return relative_l2(predictions, labels).mean()
+        return ((predictions - labels).square().mean(-1).sum(1) / count).mean()
 
 
-__all__ = ["ITNetForSignalRegression", "SignalRegressionOutput"]
+def relative_l2(predictions: Tensor, labels: Tensor) -> Tensor:
+    """|p - y| / |y| of every sample, over all points and components: [B, m, c] each -> [B]."""
+    return (predictions - labels).norm(dim=(1, 2)) / labels.norm(dim=(1, 2))

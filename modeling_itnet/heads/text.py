@@ -15,26 +15,20 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
-from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
-from .common import ITNetClassifier, batch_loss, check_labels, check_modality
-
-
-@auto_docstring(
-    custom_intro="""
-    ITNet with a sentence-level head on the pooled features: classification, multi-label classification or regression,
-    as `config.problem_type` says or as `num_labels` and the dtype of the labels imply.
-    """
+from ..outputs import (
+    ITNetMaskedLMOutput,
+    ITNetModelOutput,
+    ITNetQuestionAnsweringModelOutput,
+    ITNetTokenClassifierOutput,
 )
-class ITNetForSequenceClassification(ITNetPreTrainedModel):
-    main_input_name = "input_ids"
+from .common import ITNetClassifier, ITNetHead, ITNetPooledClassifier, check_labels, label_loss
 
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        check_modality(self, config, "text")
-        self.num_labels = config.num_labels
-        self.itnet = ITNetModel(config)
-        self.classifier = ITNetClassifier(config)
-        self.post_init()
+
+class ITNetTextInputs:
+    """The forward of heads that read a text and `labels`: a head goes on with `read_out`, from the model's output."""
+
+    modality = "text"
+    main_input_name = "input_ids"
 
     @can_return_tuple
     @auto_docstring
@@ -47,10 +41,14 @@ class ITNetForSequenceClassification(ITNetPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> SequenceClassifierOutput:
+    ) -> SequenceClassifierOutput | MaskedLMOutput | TokenClassifierOutput:
         r"""
-        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            Class indices, or floats for regression (`num_labels == 1`) and multi-label targets.
+        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, sequence_length)`, *optional*):
+            Of texts as in [`ITNetForImageClassification`]. Of tokens: the class of every token, or the token id of
+            every masked one, and -100 where there is none.
+        label_smoothing (`float`, *optional*, defaults to 0.0):
+            Share of every label that is spread evenly over all classes. [`ITNetTrainer`] passes
+            `label_smoothing_factor` in training.
         """
         outputs = self.itnet(
             input_ids=input_ids,
@@ -60,9 +58,17 @@ class ITNetForSequenceClassification(ITNetPreTrainedModel):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        logits = self.classifier(outputs.pooler_output)
-        loss = batch_loss(self, labels, logits, **kwargs) if labels is not None else None
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return self.read_out(outputs, labels, **kwargs)
+
+
+@auto_docstring(
+    custom_intro="""
+    ITNet with a sentence-level head on the pooled features: classification, multi-label classification or regression,
+    as `config.problem_type` says or as `num_labels` and the dtype of the labels imply.
+    """
+)
+class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
+    pass
 
 
 class ITNetLMHead(nn.Module):
@@ -79,19 +85,25 @@ class ITNetLMHead(nn.Module):
         return self.decoder(self.layernorm(self.activation(self.dense(hidden_states))))
 
 
+class ITNetTokenHead(ITNetTextInputs, ITNetHead):
+    """A class for every token of a text that has a label."""
+
+    def task_loss(self, logits: Tensor, labels: Tensor, **kwargs) -> Tensor:
+        kind = check_labels(labels, logits, "single_label_classification")
+        return label_loss(logits, labels, kind, **kwargs)
+
+
 @auto_docstring(
     custom_intro="""
     ITNet with a masked language modeling head, its output weights tied to the token embeddings.
     """
 )
-class ITNetForMaskedLM(ITNetPreTrainedModel):
-    main_input_name = "input_ids"
+class ITNetForMaskedLM(ITNetTokenHead):
+    output_class = ITNetMaskedLMOutput
     _tied_weights_keys = {"lm_head.decoder.weight": "itnet.encoder.word_embeddings.weight"}
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        check_modality(self, config, "text")
-        self.itnet = ITNetModel(config)
         self.lm_head = ITNetLMHead(config)
         self.post_init()
 
@@ -101,36 +113,25 @@ class ITNetForMaskedLM(ITNetPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.lm_head.decoder = new_embeddings
 
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MaskedLMOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Token ids at the masked positions and -100 elsewhere.
-        """
-        outputs = self.itnet(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            check_labels(labels, logits, "single_label_classification")
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+    def scores(self, outputs: ITNetModelOutput) -> Tensor:
+        return self.lm_head(outputs.last_hidden_state)
+
+
+@auto_docstring(
+    custom_intro="""
+    ITNet with a token classification head: a linear layer on every token.
+    """
+)
+class ITNetForTokenClassification(ITNetTokenHead):
+    output_class = ITNetTokenClassifierOutput
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__(config)
+        self.classifier = ITNetClassifier(config)
+        self.post_init()
+
+    def scores(self, outputs: ITNetModelOutput) -> Tensor:
+        return self.classifier(outputs.last_hidden_state)
 
 
 @auto_docstring(
@@ -139,14 +140,14 @@ class ITNetForMaskedLM(ITNetPreTrainedModel):
     answer.
     """
 )
-class ITNetForQuestionAnswering(ITNetPreTrainedModel):
+class ITNetForQuestionAnswering(ITNetHead):
+    modality = "text"
     main_input_name = "input_ids"
     accepts_loss_kwargs = False  # the loss is a mean over the batch
+    takes_label_smoothing = False
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        check_modality(self, config, "text")
-        self.itnet = ITNetModel(config)
         # No bias: a softmax over tokens does not feel a constant that all of them share.
         self.qa_outputs = nn.Linear(config.hidden_size, 2, bias=False)
         self.post_init()
@@ -170,74 +171,15 @@ class ITNetForQuestionAnswering(ITNetPreTrainedModel):
         end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
             Index of the last token of the answer; goes with `start_positions`.
         """
-        outputs = self.itnet(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        text = {"input_ids": input_ids, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        outputs = self.itnet(attention_mask=attention_mask, inputs_embeds=inputs_embeds, **text, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, n] each
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(
-            loss=loss, start_logits=start_logits, end_logits=end_logits, hidden_states=outputs.hidden_states
+        loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)  # None without positions
+        loss = self.total_loss(loss, outputs.proposal_loss, labels=None)
+        return ITNetQuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            proposal_loss=outputs.proposal_loss,
         )
-
-
-@auto_docstring(
-    custom_intro="""
-    ITNet with a token classification head: a linear layer on every token.
-    """
-)
-class ITNetForTokenClassification(ITNetPreTrainedModel):
-    main_input_name = "input_ids"
-
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        check_modality(self, config, "text")
-        self.num_labels = config.num_labels
-        self.itnet = ITNetModel(config)
-        self.classifier = ITNetClassifier(config)
-        self.post_init()
-
-    @can_return_tuple
-    @auto_docstring
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> TokenClassifierOutput:
-        r"""
-        labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Class of every token, and -100 where there is none.
-        """
-        outputs = self.itnet(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.classifier(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            check_labels(labels, logits, "single_label_classification")
-            loss = self.loss_function(logits, labels, self.config, **kwargs)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-__all__ = [
-    "ITNetForMaskedLM",
-    "ITNetForQuestionAnswering",
-    "ITNetForSequenceClassification",
-    "ITNetForTokenClassification",
-]

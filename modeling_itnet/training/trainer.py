@@ -1,36 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Trainer that also logs what trains the proposals of Monte Carlo integration."""
+"""A Trainer that leaves losses to the heads, and logs what trains the proposals of Monte Carlo integration."""
 
 import torch
 from transformers import Trainer
 
-from ..outputs import batch_share
-
 
 class ITNetTrainer(Trainer):
     """
-    As Transformers' `Trainer`, with `proposal_loss` in its logs when a model trains a proposal: the mean over the
-    steps since the last entry, before the factor `config.proposal_loss_weight` with which `loss` contains it. Where
-    the trainer computes the loss instead of the model (`label_smoothing_factor`), it adds this part itself.
+    As Transformers' `Trainer`, but:
+
+    - `label_smoothing_factor` is handed to an ITNet head in training, as the keyword `label_smoothing` of its call.
+      Transformers' own smoothing takes the labels away from the model, which then cannot add the loss of its
+      proposal, and knows no soft labels. It remains in use for other models.
+    - `proposal_loss` is logged when a model trains a proposal: the mean over the steps since the last entry, before
+      the factor `config.proposal_loss_weight` with which `loss` contains it.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._proposal_losses: list[torch.Tensor] = []
+        factor = self.args.label_smoothing_factor
+        model = self.accelerator.unwrap_model(self.model)
+        self._head_smoothing = factor if getattr(model, "takes_label_smoothing", False) else 0.0
+        if factor and getattr(model, "takes_label_smoothing", None) is False:
+            raise ValueError(
+                f"`label_smoothing_factor` ({factor}) must be 0: the loss of {type(model).__name__} has no classes"
+            )
+        if self._head_smoothing:
+            self.label_smoother = None
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, **kwargs):
-        labels = inputs.get("labels")
+        if self._head_smoothing and model.training:
+            inputs = {**inputs, "label_smoothing": self._head_smoothing}
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         proposal_loss = outputs.get("proposal_loss") if hasattr(outputs, "get") else None
         if proposal_loss is not None:
             self._proposal_losses.append(proposal_loss.detach())
-            if outputs.get("loss") is None and self.label_smoother is not None and self.compute_loss_func is None:
-                items = kwargs.get("num_items_in_batch")
-                share = batch_share(labels, items)
-                if items is not None and self.args.average_tokens_across_devices:
-                    share = share * self.accelerator.num_processes  # as Trainer does with the rest of the loss
-                weight = self.accelerator.unwrap_model(model).config.proposal_loss_weight
-                loss = loss + weight * share * proposal_loss
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
-from modeling_itnet import outputs
+from modeling_itnet.heads import common
 from modeling_itnet.training.trainer import ITNetTrainer
 
 
@@ -73,7 +73,7 @@ def test_no_proposal_no_entry(logged):
 
 
 def test_a_loss_computed_outside_is_warned_of(make_model, make_inputs, caplog):
-    outputs.logger.warning_once.__func__.cache_clear()
+    common.logger.warning_once.__func__.cache_clear()
     model = make_model("image-classification", integration_mode="monte_carlo", num_samples=4).train()
     with caplog.at_level(logging.WARNING):
         model(**make_inputs("image-classification"))

@@ -16,7 +16,7 @@ from modeling_itnet import (
     ITNetForTokenClassification,
     ITNetForVisualQuestionAnswering,
 )
-from modeling_itnet.outputs import batch_share
+from modeling_itnet.heads.common import batch_share
 
 ROWS, LENGTH = 5, 7
 
