@@ -176,9 +176,11 @@ class ITNetClassifier(nn.Linear):
 class ITNetPooledClassifier(ITNetHead):
     """Classes, several labels or numbers of a whole sample, by a linear map of its pooled features."""
 
-    def __init__(self, config: ITNetConfig, num_inputs: int = 1):
+    num_inputs = 1  # of which a sample consists
+
+    def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        self.classifier = ITNetClassifier(config, num_inputs)
+        self.classifier = ITNetClassifier(config, self.num_inputs)
         self.post_init()
 
     def scores(self, outputs: ITNetModelOutput) -> Tensor:

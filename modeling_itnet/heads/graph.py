@@ -43,7 +43,7 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
         neighbors (`torch.LongTensor` of shape `(batch_size, num_nodes, max_degree)`, *optional*):
             Indices of the nodes next to each node, and -1 where it has fewer.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            As in [`ITNetForImageClassification`], and so is `label_smoothing`.
+            As in [`ITNetForImageClassification`].
         """
         inputs = {"node_features": node_features, "node_types": node_types, "neighbors": neighbors}
         outputs = self.itnet(positions=positions, attention_mask=attention_mask, **inputs, **kwargs)

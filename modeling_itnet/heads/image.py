@@ -32,10 +32,8 @@ class ITNetForImageClassification(ITNetPooledClassifier):
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
             Class indices, or floats for regression (`num_labels == 1`) and multi-label targets. With
             `config.problem_type="single_label_classification"`, floats are shares of the classes, as MixUp and CutMix
-            make them.
-        label_smoothing (`float`, *optional*, defaults to 0.0):
-            Share of every label that is spread evenly over all classes. [`ITNetTrainer`] passes
-            `label_smoothing_factor` in training.
+            make them. The keyword `label_smoothing` (0.0) spreads that share of every label evenly over all classes;
+            [`ITNetTrainer`] passes its `label_smoothing_factor` in training.
         """
         outputs = self.itnet(pixel_values=pixel_values, **kwargs)
         return self.read_out(outputs, labels, **kwargs)

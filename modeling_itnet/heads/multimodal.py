@@ -90,14 +90,11 @@ class ITNetForVisualQuestionAnswering(ITNetImageTextInputs, ITNetPooledClassifie
     ITNet for a statement about two images (NLVR2): each image goes through the model with the text, and a linear layer
     reads the two [CLS] features side by side.
 
-    Its `labels` and `label_smoothing` are as in [`ITNetForImageClassification`].
+    Its `labels` are as in [`ITNetForImageClassification`].
     """
 )
 class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClassifier):
-    num_images = 2
-
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config, self.num_images)
+    num_images = num_inputs = 2
 
     def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor, dict]:
         """All pairs of an image and a text, the two of a sample beside each other: [2 B, ...]."""

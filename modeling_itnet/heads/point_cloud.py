@@ -36,7 +36,7 @@ class ITNetForPointCloudClassification(ITNetPooledClassifier):
         point_features (`torch.FloatTensor` of shape `(batch_size, num_points, point_feature_size)`, *optional*):
             What points carry beside their coordinates, such as normals.
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            As in [`ITNetForImageClassification`], and so is `label_smoothing`.
+            As in [`ITNetForImageClassification`].
         """
         outputs = self.itnet(points=points, point_features=point_features, attention_mask=attention_mask, **kwargs)
         return self.read_out(outputs, labels, **kwargs)

@@ -3,14 +3,9 @@
 
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
@@ -41,14 +36,16 @@ class ITNetTextInputs:
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> SequenceClassifierOutput | MaskedLMOutput | TokenClassifierOutput:
+    ) -> ModelOutput:
         r"""
         labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, sequence_length)`, *optional*):
             Of texts as in [`ITNetForImageClassification`]. Of tokens: the class of every token, or the token id of
-            every masked one, and -100 where there is none.
-        label_smoothing (`float`, *optional*, defaults to 0.0):
-            Share of every label that is spread evenly over all classes. [`ITNetTrainer`] passes
-            `label_smoothing_factor` in training.
+            every masked one, and -100 where there is none; they take `label_smoothing` too.
+
+        Returns:
+            [`SequenceClassifierOutput`], [`MaskedLMOutput`] or [`TokenClassifierOutput`]: the `loss` if there are
+            `labels`, `logits` of every text or token, `hidden_states` if asked for, and a `proposal_loss` in training
+            with Monte Carlo integration. With `return_dict=False`, a tuple of these.
         """
         outputs = self.itnet(
             input_ids=input_ids,
