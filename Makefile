@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest sweep fuzz lint format bench modes bench-gpu clean
+.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ lint: $(STAMP) ## check style and formatting
 # Two workers with one thread each: torch would otherwise start a full set of threads in every worker.
 test: lint ## lint, then run the tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Reports to the terminal and to outputs/coverage. Slower than `make test`, as every line is counted.
+coverage: $(STAMP) ## run the tests and measure how much of modeling_itnet and itnet_kernels they run
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-report=html:outputs/coverage
 
 # A second environment: the lowest Python and the lowest versions that pyproject.toml allows. Gigabytes on Linux, where
 # PyPI has torch with CUDA only; no GPU is needed.
@@ -64,5 +68,5 @@ format: $(STAMP) ## apply the formatter and the safe lint fixes
 	@$(BIN)/ruff format
 
 clean: ## delete caches and build products (the environment stays)
-	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis .coverage* .import_linter_cache
 	@find . -path './$(VENV)*' -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
