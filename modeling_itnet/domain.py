@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from itnet_kernels.validation import may_look_at
+from itnet_kernels.transforms import may_look_at
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from .exact.reference import kernel_matrices
 from .integral_transform import BACKENDS, integral_transform, resolve_backend
 from .low_rank.low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
-from .positions import fourier_features
-from .prefix_sum import prefix_sum
+from .measure import prefix_sum
+from .positions import Coordinates, fourier_features
 from .sampled.anchors import cluster_measure, kmeans_anchors
 from .sampled.monte_carlo import monte_carlo_transform
 from .sampled.sampled import integrand_norms, sampled_transform
@@ -13,6 +13,7 @@ from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 __all__ = [
     "BACKENDS",
     "KERNEL_INPUTS",
+    "Coordinates",
     "Factor",
     "KernelWeights",
     "LowRankState",

@@ -11,6 +11,7 @@ from torch import Tensor
 from .exact.reassociated import matmul_dtype, reassociated_transform
 from .exact.reference import reference_transform
 from .exact.triton_sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
+from .positions import Coordinates
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights
 
@@ -30,13 +31,13 @@ _announced: set[str] = set()
 
 def integral_transform(
     u: Tensor,
-    positions: Tensor,
+    positions: Tensor | Coordinates,
     weights: KernelWeights,
     *,
     measure: Tensor | None = None,
     is_causal: bool = False,
     queries: Tensor | None = None,
-    query_positions: Tensor | None = None,
+    query_positions: Tensor | Coordinates | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""The multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
@@ -51,28 +52,30 @@ def integral_transform(
     Args:
         u: key features ``[B, n, H, d_h]``; also the query features unless ``queries`` is given. float32, float64,
             float16 or bfloat16; half precision is accumulated in float32. Must be finite where ``measure`` is 0.
-        positions: coordinates of ``u``, ``[n, s]`` (shared by the batch) or ``[B, n, s]``. Keep them in float32.
+        positions: coordinates of ``u``, ``[n, s]`` (shared by the batch) or ``[B, n, s]``, in float32. Calls
+            that share their positions, as the layers of a model do, save work with :class:`Coordinates` of them.
         weights: the kernel MLP.
         measure: quadrature weights omega ``[B, n]``, not negative; None is uniform, 1/n. A key of measure 0 (padding)
             contributes nothing.
         is_causal: query i sees keys j <= i + n_k - n_q only, and omega is normalised over them.
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
-        query_positions: ``[n_q, s]`` or ``[B, n_q, s]``; goes with ``queries``.
+        query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
-    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys = u.shape[:2]
     if is_causal:
         check_causal(queries.shape[1], num_keys)
     if measure is not None:
         check_measure(measure, batch, num_keys)
     chosen = resolve_backend(backend, u, weights)
-    arguments = (queries, u, batched(query_positions), batched(positions), weights, measure, is_causal)
-    return reference_transform(*arguments) if chosen == "reference" else reassociated_transform(*arguments, chosen)
+    if chosen == "reference":
+        return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal)
+    return reassociated_transform(queries, u, x, y, weights, measure, is_causal, chosen)
 
 
 def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:

@@ -1,31 +1,22 @@
-"""Functions of positions alone: Fourier features, regular lattices, and the position part of the kernel's input layer.
-
-    P_ij[k] = W_y[k] . gamma(y_j) + W_rel[k] . gamma(x_i - y_j) + w_d[k] |x_i - y_j|
-
-has no features in it, so batch and heads share it. Two ways to evaluate it, chosen by :class:`PositionBias`:
-
-* **table**, on a regular domain (text, image grids): it depends on the displacement only, and a lattice has few;
-* **bilinear**, anywhere: sin and cos of a difference are bilinear in gamma(x_i) and gamma(y_j),
-
-      W_rel . gamma(x_i - y_j) = C_i . gamma(y_j),     C_i = [W_c s_i - W_s c_i ; W_s s_i + W_c c_i]
-
-  with W_rel = [W_s; W_c] and gamma(x_i) = [s_i; c_i], so one GEMM with inner size 2L gives all pairs.
-
-Raw coordinates (L = 0) are subtracted first, in :func:`position_dtype`: W_rel x_i - W_rel y_j would cancel far from
-the origin.
-"""
+"""Positions and what follows from them alone: Fourier features, and the displacements of a regular lattice."""
 
 import math
+from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .transforms import has_values, is_transformed, may_look_at
 
 # A displacement table must be this many times smaller than the pairs it serves.
 _TABLE_SAVING = 4
 # How far putting the points on a lattice may move a phase 2 pi B (x - y), in rounding errors of the features' dtype:
 # 2e-5 in float32, of 2 pi. Image grids and text in float32 stay below, at frequencies of some tens.
 _PHASE_ERRORS = 192
+# Elements of the displacement tables that are kept for all layers of a forward: 32 MB in float32.
+_KEPT_ELEMENTS = 2**23
 
 
 def position_dtype(device: torch.device) -> torch.dtype:
@@ -48,6 +39,41 @@ def fourier_features(positions: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(torch.promote_types(positions.dtype, torch.float32))
 
 
+class Displacements(NamedTuple):
+    """The displacements x_i - y_j of positions on a regular lattice: few, and each belongs to many pairs.
+
+    A displacement's number is linear in its steps along the axes, and that of 0 is the middle of the table: the pair
+    (i, j) has the number queries[i] - keys[j] + rows // 2.
+    """
+
+    table: Tensor  # [rows, F + 1]: gamma(v) and |v| of every displacement v
+    queries: Tensor  # [n_q] index of each query on the lattice
+    keys: Tensor  # [n_k]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Number of the displacement of every pair (query, key) with start <= query < stop: [stop - start, n_k]."""
+        return self.queries[start:stop, None] - self.keys + len(self.table) // 2
+
+
+def of_set(tensor: Tensor, index: int) -> Tensor:
+    """What belongs to a set of positions, in a tensor [sets, ...] or [1, ...] that all sets share."""
+    return tensor[min(index, len(tensor) - 1)]
+
+
+def find_displacements(x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Displacements | None:
+    """The displacements of positions ``[n_q, s]`` and ``[n_k, s]`` that lie on a lattice; None if there is none.
+
+    ``dtype`` is that of the features, whose rounding decides how closely the lattice has to be met.
+    """
+    lattice = find_lattice(x, y, torch.finfo(dtype).eps, frequencies)
+    if lattice is None:
+        return None
+    shifts = lattice.displacements()
+    lengths = torch.linalg.vector_norm(shifts, dim=-1, keepdim=True)
+    table = torch.cat([fourier_features(shifts, frequencies), lengths], dim=-1).to(dtype)
+    return Displacements(table, lattice.queries, lattice.keys)
+
+
 class Lattice(NamedTuple):
     """Positions x = origin + step * m with integer m in [0, size) on every axis."""
 
@@ -66,12 +92,6 @@ class Lattice(NamedTuple):
         axes = [torch.arange(1 - size, size, device=self.step.device) for size in self.sizes]
         grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
         return grid.reshape(-1, len(self.sizes)) * self.step
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Table row of every pair (query, key) with start <= query < stop: [stop - start, n_k]."""
-        # flat(m_i - m_j + size - 1) = flat(m_i) - flat(m_j) + flat(size - 1), and the last is the middle of the table.
-        middle = math.prod(self.table_shape) // 2
-        return self.queries[start:stop, None] - self.keys[None, :] + middle
 
 
 def find_lattice(
@@ -126,208 +146,111 @@ def find_lattice(
     return Lattice(torch.stack(steps), tuple(sizes), flat[:num_queries], flat[num_queries:])
 
 
-class PositionWeights(NamedTuple):
-    """The columns of W1 that meet key positions; None for a group that the kernel does not use."""
+class Coordinates:
+    """Positions, and what the operator computes from them alone: each on first use, and then kept.
 
-    y: Tensor | None  # [w, F]
-    relative: Tensor | None  # [w, F]
-    distance: Tensor | None  # [w, 1]
+    All operators take it in place of positions. The layers of a model that share one compute these things once per
+    forward, and not once per layer. Nothing is kept of positions that require a gradient, since each use needs a
+    graph of its own, nor while a transform of torch.func runs.
 
-
-class PositionBias:
-    """P for one set of positions, tile by tile: ``tile(start, stop)`` is [stop - start, w, n_k].
-
-    gamma(x_i) itself is not in it: it belongs to the query-only term.
+    Args:
+        positions: ``[n, s]``, shared by a batch, or ``[B, n, s]``. Keep them in float32.
+        frequencies: B ``[L, s]`` of gamma, those of the weights that it will be used with.
+        name: what errors call the positions.
     """
 
-    def __init__(
-        self,
-        query_positions: Tensor,  # [n_q, s]
-        key_positions: Tensor,  # [n_k, s]
-        query_features: Tensor,  # gamma(x) [n_q, F]
-        key_features: Tensor,  # gamma(y) [n_k, F]
-        weights: PositionWeights,
-        frequencies: Tensor,  # [L, s]
-        lattice: Lattice | None,
-        grad_dtype: torch.dtype | None = None,  # of the products with dL/dP
-    ):
-        self.query_positions, self.key_positions = query_positions, key_positions
-        self.query_features, self.key_features = query_features, key_features
-        self.weights = weights
-        self.has_raw_differences = weights.relative is not None and len(frequencies) == 0
-        self.grad_dtype = grad_dtype or key_features.dtype
-        self.lattice = lattice if weights.relative is not None or weights.distance is not None else None
-        if self.lattice is not None:
-            self.table = self._displacement_table(frequencies)  # [w, rows]
-            self.key_term = None if weights.y is None else weights.y @ key_features.T  # [w, n_k]
+    def __init__(self, positions: Tensor, frequencies: Tensor, *, name: str = "positions"):
+        if positions.dim() not in (2, 3) or positions.shape[-1] != frequencies.shape[1]:
+            raise ValueError(
+                f"`{name}` {list(positions.shape)} must be [n, {frequencies.shape[1]}] or [B, n, "
+                f"{frequencies.shape[1]}] to go with `frequencies` {list(frequencies.shape)}"
+            )
+        if not positions.is_floating_point():
+            raise ValueError(f"`{name}` must be a floating-point tensor, got {positions.dtype}")
+        if may_look_at(positions) and not bool(positions.isfinite().all()):
+            raise ValueError(f"`{name}` holds values that are not finite; coordinates must be finite numbers")
+        self.positions, self.frequencies = positions, frequencies
+        self._kept = {}
 
-    def tile(self, start: int, stop: int) -> Tensor:
-        return self._tile_from_table(start, stop) if self.lattice is not None else self._tile_bilinear(start, stop)
+    @property
+    def exact(self) -> Tensor:
+        """The positions in :func:`position_dtype`: [B, n, s], or [1, n, s] if all samples have the same."""
+        return self._once("exact", self._exact)
 
-    def _displacement_table(self, frequencies: Tensor) -> Tensor:
-        shifts = self.lattice.displacements()  # [rows, s]
-        table = 0
-        if self.weights.relative is not None:
-            features = fourier_features(shifts, frequencies).to(self.key_features.dtype)
-            table = self.weights.relative @ features.T
-        if self.weights.distance is not None:
-            lengths = torch.linalg.vector_norm(shifts, dim=-1).to(self.key_features.dtype)
-            table = table + self.weights.distance * lengths
-        return table
+    @property
+    def features(self) -> Tensor:
+        """gamma(x) in :func:`position_dtype`: [B or 1, n, F]."""
+        return self._once("features", lambda: fourier_features(self.exact, self.frequencies))
 
-    def _tile_from_table(self, start: int, stop: int) -> Tensor:
-        rows = self.lattice.rows(start, stop)  # [t, n_k]
-        bias = self.table.index_select(1, rows.flatten()).view(-1, *rows.shape).transpose(0, 1)  # [t, w, n_k]
-        out = torch.empty_like(bias, memory_format=torch.contiguous_format)
-        return out.copy_(bias) if self.key_term is None else torch.add(bias, self.key_term, out=out)
+    def features_in(self, dtype: torch.dtype) -> Tensor:
+        """gamma(x), computed in :func:`position_dtype` and rounded to ``dtype``: [B or 1, n, F]."""
+        return self._once(("features", dtype), lambda: self.features.to(dtype))
 
-    def _tile_bilinear(self, start: int, stop: int) -> Tensor:
-        coefficients = self._coefficients(start, stop)  # [t, w, F]
-        bias = None
-        if coefficients is not None:
-            bias = coefficients @ self.key_features.T
-        if self.has_raw_differences:
-            term = self.weights.relative @ self._differences(start, stop).mT.to(self.key_features.dtype)
-            bias = term if bias is None else bias.add_(term)
-        if self.weights.distance is not None:
-            lengths = self._lengths(self._differences(start, stop))
-            distance, lengths = self.weights.distance, lengths.unsqueeze(1)
-            bias = distance * lengths if bias is None else bias.addcmul_(distance, lengths)  # [t, w, n_k]
-        return bias
+    def lattice(
+        self, dtype: torch.dtype, queries: "Coordinates | None" = None
+    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The :class:`Displacements` of all sets of positions in two tensors.
 
-    def _coefficients(self, start: int, stop: int) -> Tensor | None:
-        """C_i with P_i = C_i gamma(y)^T (+ raw differences and distance): [t, w, F]; None if no group needs it."""
-        coefficients = self.weights.y
-        if self.weights.relative is not None and not self.has_raw_differences:
-            relative = rotate(self.weights.relative, self.query_features[start:stop])
-            coefficients = relative if coefficients is None else relative + coefficients
-        elif coefficients is not None:
-            coefficients = coefficients.expand(stop - start, *coefficients.shape)
-        return coefficients
+        The first is [rows, F + 1], the tables of all sets. The second, [sets, 2 + n_q + n_k], holds for each set its
+        first row and number of rows (0 without a lattice), and the indices of queries and keys on the lattice.
+        These positions are the keys, and the queries unless ``queries`` are given. (None, None) where the values
+        cannot be looked at, or where the tables of a large batch would take too much memory to be kept.
+        """
+        x = self if queries is None else queries
+        if not (has_values(x.positions) and has_values(self.positions)):
+            return None, None
+        return self._once(("lattice", dtype, None if x is self else x), lambda: self._lattice(x, dtype))
 
-    def _differences(self, start: int, stop: int) -> Tensor:
-        """x_i - y_j [t, n_k, s], in the positions' dtype."""
-        return self.query_positions[start:stop, None, :] - self.key_positions
+    def select(self, samples: Tensor | slice) -> "Coordinates":
+        """The coordinates of some samples of the batch, with what was computed for them."""
+        if self.positions.dim() == 2 or len(self.positions) == 1:
+            return self
+        chosen = copy(self)
+        chosen.positions, chosen._kept = self.positions[samples], {}
+        for key, value in self._kept.items():
+            if isinstance(value, Tensor):
+                chosen._kept[key] = value if len(value) == 1 else value[samples]
+        return chosen
 
-    def _lengths(self, differences: Tensor) -> Tensor:
-        """|x_i - y_j| [t, n_k], in the features' dtype."""
-        return torch.linalg.vector_norm(differences, dim=-1).to(self.key_features.dtype)
+    def has_frequencies_of(self, frequencies: Tensor) -> bool:
+        """Whether these coordinates belong to ``frequencies``: compared by value where that is possible."""
+        if self.frequencies is frequencies:
+            return True
+        is_readable = may_look_at(frequencies) and may_look_at(self.frequencies)
+        return self.frequencies.shape == frequencies.shape and (
+            not is_readable or torch.equal(self.frequencies, frequencies.to(self.frequencies.dtype))
+        )
 
-    def backward(self, start: int, stop: int, grad: Tensor, grads: "PositionGradients") -> None:
-        """Adds the tile's part of every gradient, given dL/dP [t, w, n_k]. Always in the bilinear form."""
-        rows = slice(start, stop)
-        coefficients = self._coefficients(start, stop)
-        if coefficients is not None:
-            grad_coefficients = grad.to(self.grad_dtype) @ self.key_features.to(self.grad_dtype)  # [t, w, F]
-            grad_coefficients = grad_coefficients.to(grad.dtype)
-            if grads.needs_positions:
-                grads.key_features += torch.einsum("tkj,tkf->jf", grad, coefficients)
-            if self.weights.y is not None:
-                grads.y += grad_coefficients.sum(0)
-            if self.weights.relative is not None and not self.has_raw_differences:
-                self._rotation_backward(rows, grad_coefficients, grads)
-        if self.has_raw_differences:
-            grads.relative += (grad @ self._differences(start, stop).to(grad.dtype)).sum(0)
-            if grads.needs_positions:
-                grads.query_positions[rows] += grad.sum(2) @ self.weights.relative
-                grads.key_positions -= grad.sum(0).T @ self.weights.relative
-        if self.weights.distance is not None:
-            differences = self._differences(start, stop)
-            lengths = self._lengths(differences)
-            grads.distance += torch.einsum("tkj,tj->k", grad, lengths).unsqueeze(-1)
-            if grads.needs_positions:
-                pull = torch.einsum("tkj,k->tj", grad, self.weights.distance[:, 0])
-                pull = torch.where(lengths > 0, pull / lengths, 0)  # the gradient of |v| at v = 0 is 0
-                pull = pull.unsqueeze(-1) * differences  # [t, n_k, s]
-                grads.query_positions[rows] += pull.sum(1)
-                grads.key_positions -= pull.sum(0)
+    def _exact(self) -> Tensor:
+        positions = self.positions if self.positions.dim() == 3 else self.positions.unsqueeze(0)
+        can_share = len(positions) > 1 and not positions.requires_grad and may_look_at(positions)
+        if can_share and bool((positions == positions[:1]).all()):
+            positions = positions[:1]
+        return positions.to(position_dtype(positions.device))
 
-    def _rotation_backward(self, rows: slice, grad_coefficients: Tensor, grads: "PositionGradients") -> None:
-        """Through :func:`rotate`: C = [W_c s - W_s c ; W_s s + W_c c]."""
-        sine, cosine = self.query_features[rows].chunk(2, dim=-1)  # [t, L]
-        w_sine, w_cosine = self.weights.relative.chunk(2, dim=-1)  # [w, L]
-        top, bottom = grad_coefficients.chunk(2, dim=-1)  # [t, w, L]
+    def _lattice(self, queries: "Coordinates", dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        x, y = queries.exact.detach(), self.exact.detach()
+        columns = (2 * len(self.frequencies) or x.shape[2]) + 1
+        tables, index = [y.new_zeros(0, columns, dtype=dtype)], []
+        for k in range(max(len(x), len(y))):
+            first = sum(map(len, tables))
+            found = find_displacements(of_set(x, k), of_set(y, k), self.frequencies.detach(), dtype)
+            if found is None:
+                index.append(torch.zeros(2 + x.shape[1] + y.shape[1], dtype=torch.long, device=y.device))
+                continue
+            tables.append(found.table)
+            rows = torch.tensor([first, len(found.table)], device=y.device)
+            index.append(torch.cat([rows, found.queries, found.keys]))
+            if (first + len(found.table)) * columns > _KEPT_ELEMENTS:
+                return None, None
+        return torch.cat(tables), torch.stack(index)
 
-        # Not einsum: it would make a batch of L matrix-vector products of these.
-        def over_queries(grad, factor):
-            return (grad * factor.unsqueeze(1)).sum(0)
-
-        def over_hidden(grad, factor):
-            return (grad * factor).sum(1)
-
-        grad_w_sine = over_queries(bottom, sine) - over_queries(top, cosine)
-        grad_w_cosine = over_queries(top, sine) + over_queries(bottom, cosine)
-        grads.relative += torch.cat([grad_w_sine, grad_w_cosine], dim=-1)
-        if grads.needs_positions:
-            grad_sine = over_hidden(top, w_cosine) + over_hidden(bottom, w_sine)
-            grad_cosine = over_hidden(bottom, w_cosine) - over_hidden(top, w_sine)
-            grads.query_features[rows] += torch.cat([grad_sine, grad_cosine], dim=-1)
-
-
-def rotate(relative: Tensor, features: Tensor) -> Tensor:
-    """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): W_rel [w, 2L], gamma(x_i) [..., 2L] -> [..., w, 2L]."""
-    sine, cosine = features.unsqueeze(-2).chunk(2, dim=-1)  # [..., 1, L]
-    w_sine, w_cosine = relative.chunk(2, dim=-1)  # [w, L]
-    return torch.cat([w_cosine * sine - w_sine * cosine, w_sine * sine + w_cosine * cosine], dim=-1)
-
-
-def length(differences: Tensor) -> Tensor:
-    """|v| of [..., s]: [...]. All derivatives at v = 0 are 0: those of sqrt would be infinite."""
-    squared = differences.square().sum(-1)
-    is_positive = squared > 0
-    return torch.where(is_positive, squared.where(is_positive, 1).sqrt(), 0)
-
-
-def position_bias(
-    x: Tensor,  # [b or 1, t, s]
-    y: Tensor,  # [b or 1, t or 1, m, s], the keys of each query
-    gamma_x: Tensor,  # [b or 1, t, F]
-    gamma_y: Tensor,  # [b or 1, t or 1, m, F]
-    weights: PositionWeights,
-    has_frequencies: bool,
-) -> Tensor | None:
-    """P of many samples as a function that autograd differentiates: [b or 1, t, w, m]; None if no group needs it."""
-    factors, terms = weights.y, []  # C_i: [w, F], or with a relative group [b or 1, t, w, F]
-    if weights.relative is not None and has_frequencies:
-        rotated = rotate(weights.relative, gamma_x)
-        factors = rotated if factors is None else rotated + factors
-    if factors is not None:
-        terms.append(factors @ gamma_y.mT)
-    if weights.relative is not None and not has_frequencies:
-        terms.append(weights.relative @ (x.unsqueeze(2) - y).mT.to(gamma_y.dtype))
-    if weights.distance is not None:
-        terms.append(weights.distance * length(x.unsqueeze(2) - y).unsqueeze(2).to(gamma_y.dtype))
-    return sum(terms) if terms else None
-
-
-class PositionGradients:
-    """Accumulators for :meth:`PositionBias.backward`, shaped like what they are the gradient of."""
-
-    PER_SET = ("query_positions", "key_positions", "query_features", "key_features")
-
-    def __init__(self, bias: PositionBias, needs_positions: bool):
-        self.needs_positions = needs_positions
-        for name in self.PER_SET:
-            setattr(self, name, torch.zeros_like(getattr(bias, name)) if needs_positions else None)
-        for name, weight in bias.weights._asdict().items():
-            setattr(self, name, None if weight is None else torch.zeros_like(weight))
-
-
-def collect_position_gradients(
-    positions: tuple[Tensor, ...], grads: list[PositionGradients | None]
-) -> list[Tensor | None]:
-    """Gradients of the four position tensors, then of W_y, W_rel and w_d summed over the position sets."""
-    if grads[0] is None:
-        return [None] * 7
-    collected = [None] * 4
-    if grads[0].needs_positions:
-        stacks = [torch.stack([getattr(grad, name) for grad in grads]) for name in PositionGradients.PER_SET]
-        # A side that the batch shares collects from every sample.
-        collected = [
-            stack if len(stack) == len(tensor) else stack.sum(0, keepdim=True)
-            for stack, tensor in zip(stacks, positions, strict=True)
-        ]
-    for name in PositionWeights._fields:
-        parts = [getattr(grad, name) for grad in grads]
-        collected.append(None if parts[0] is None else torch.stack(parts).sum(0))
-    return collected
+    def _once(self, key, compute: Callable):
+        """``compute()``, the first time."""
+        if self.positions.requires_grad or self.frequencies.requires_grad or is_transformed():
+            return compute()
+        # Tensors made in inference mode are of no use outside of it, and a compiled function cannot ask for it.
+        key = (key, not torch.compiler.is_compiling() and torch.is_inference_mode_enabled())
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]

@@ -1,4 +1,4 @@
-"""Which of PyTorch's ways to differentiate is at work, for code that not all of them can pass through."""
+"""Which of PyTorch's ways to trace and to differentiate is at work, for code that not all of them can pass through."""
 
 from collections.abc import Callable
 
@@ -23,6 +23,18 @@ def is_batched(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether the tensor's values can be looked at: not while tracing, under vmap, or in a tensor without storage."""
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+    return is_plain and not is_traced and not is_batched(tensor)
+
+
+def may_look_at(tensor: Tensor) -> bool:
+    """Whether a check may depend on the tensor's values: also not where it would wait for a device."""
+    return tensor.device.type == "cpu" and has_values(tensor)
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:

@@ -3,43 +3,41 @@
 import torch
 from torch import Tensor
 
-from .transforms import is_batched
+from .positions import Coordinates
+from .transforms import may_look_at
 from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 
 
-def may_look_at(tensor: Tensor) -> bool:
-    """Whether a check may depend on values: on a GPU it would wait for the device, a traced tensor has none.
-
-    Nor has one that torch.vmap runs over.
-    """
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
-
-
-def batched(positions: Tensor) -> Tensor:
+def batched(positions: Tensor | Coordinates) -> Tensor:
     """[n, s] or [B, n, s] -> [B or 1, n, s]."""
+    positions = positions.positions if isinstance(positions, Coordinates) else positions
     return positions if positions.dim() == 3 else positions.unsqueeze(0)
 
 
 def check_operands(
-    u: Tensor, positions: Tensor, weights: KernelWeights, queries: Tensor | None, query_positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Checks both domains and the weights; returns the query domain, which is the key domain unless given."""
+    u: Tensor,
+    positions: Tensor | Coordinates,
+    weights: KernelWeights,
+    queries: Tensor | None,
+    query_positions: Tensor | Coordinates | None,
+) -> tuple[Tensor, Coordinates, Coordinates]:
+    """Checks both domains and the weights; returns the queries, which are the keys unless given, their coordinates and
+    those of the keys."""
     if (queries is None) != (query_positions is None):
         given, missing = ("queries", "query_positions") if query_positions is None else ("query_positions", "queries")
         raise ValueError(f"`{given}` was given without `{missing}`: a query domain needs features and positions")
     check_features("u", u)
-    if queries is None:
-        queries, query_positions = u, positions
-    else:
+    if queries is not None:
         check_features("queries", queries)
         if queries.shape[0] != u.shape[0] or queries.shape[2:] != u.shape[2:]:
             raise ValueError(
                 f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)} in batch, heads and head size"
             )
-    check_positions("positions", positions, "u", u, weights)
-    check_positions("query_positions", query_positions, "queries", queries, weights)
+    keys = check_positions("positions", positions, "u", u, weights)
     check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
-    return queries, query_positions
+    if queries is None:
+        return u, keys, keys
+    return queries, check_positions("query_positions", query_positions, "queries", queries, weights), keys
 
 
 def check_causal(num_queries: int, num_keys: int) -> None:
@@ -59,19 +57,28 @@ def check_features(name: str, features: Tensor) -> None:
         raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
 
 
-def check_positions(name: str, positions: Tensor, owner: str, features: Tensor, weights: KernelWeights) -> None:
+def check_positions(
+    name: str, positions: Tensor | Coordinates, owner: str, features: Tensor, weights: KernelWeights
+) -> Coordinates:
+    """The coordinates of ``features`` [B, n, H, d_h]."""
     batch, count = features.shape[:2]
     dim = weights.fourier.shape[1]
+    is_prepared = isinstance(positions, Coordinates)
+    shape = list((positions.positions if is_prepared else positions).shape)
     allowed = ([count, dim], [1, count, dim], [batch, count, dim])
-    if list(positions.shape) not in allowed:
+    if shape not in allowed:
         raise ValueError(
-            f"`{name}` {list(positions.shape)} must be {allowed[0]} or {allowed[2]}: one coordinate of size {dim} "
+            f"`{name}` {shape} must be {allowed[0]} or {allowed[2]}: one coordinate of size {dim} "
             f"(from `weights.fourier`) for each position of `{owner}` {list(features.shape)}"
         )
-    if not positions.is_floating_point():
-        raise ValueError(f"`{name}` must be a floating-point tensor, got {positions.dtype}")
-    if may_look_at(positions) and not bool(positions.isfinite().all()):
-        raise ValueError(f"`{name}` holds values that are not finite; coordinates must be finite numbers")
+    if not is_prepared:
+        return Coordinates(positions, weights.fourier, name=name)
+    if not positions.has_frequencies_of(weights.fourier):
+        raise ValueError(
+            f"`{name}` were prepared with other frequencies ({list(positions.frequencies.shape)}) than "
+            f"`weights.fourier` ({list(weights.fourier.shape)}); prepare them with those of the weights"
+        )
+    return positions
 
 
 def check_measure(measure: Tensor, batch: int, num_keys: int) -> None:

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 from transformers.models.bert.modeling_bert import BertLayer
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels.exact.pair_sum import PairInputs
+from itnet_kernels.exact.pair_inputs import PairInputs
 
 from ..integration.proposal import num_loss_queries
 from ..layers import ITNetLayer
@@ -155,10 +155,11 @@ def _count(layer: nn.Module, arguments: tuple, forward: Callable | None = None) 
     return counter.get_total_flops(), kept_bytes
 
 
-def _pair_sum_flops(queries, keys, row, *rest, out_shape=None, **kwargs) -> int:
+def _pair_sum_flops(*shapes, out_shape=None) -> int:
     """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer."""
-    (batch, num_queries, heads, head_dim), width = queries, row[-1]
-    has_mid = rest[PairInputs._fields.index("w_mid") - 3] is not None
-    pairs = batch * num_queries * keys[1] * heads
+    inputs = PairInputs(*shapes)
+    (batch, num_queries, heads, head_dim), width = inputs.queries, inputs.row[-1]
+    has_mid = inputs.w_mid is not None
+    pairs = batch * num_queries * inputs.keys[1] * heads
     output = 2 * batch * num_queries * heads * width * head_dim**2
     return pairs * (4 * width * head_dim + 2 * width**2 * has_mid) + output

@@ -25,7 +25,7 @@ from ..modeling_itnet import ITNetPreTrainedModel
 
 def dense_pair_sum(*arguments) -> Tensor:
     """``itnet::pair_sum``, all pairs at once."""
-    inputs = PairInputs(*arguments[:-2])  # then operand dtype and backend
+    inputs = PairInputs(*arguments)
     return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 

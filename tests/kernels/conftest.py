@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from itnet_kernels import KERNEL_INPUTS, KernelWeights, integral_transform, kernel_input_size
+from itnet_kernels.exact.pair_inputs import DIFFERENTIABLE, PairInputs
 
 TRAINED = ("w1", "b1", "w_mid", "b_mid", "w2", "b2")
 
@@ -159,7 +160,7 @@ def tiling(request, monkeypatch):
 def pair_sum_arguments(monkeypatch):
     """(problem, backend) -> the arguments with which ``integral_transform`` calls ``itnet::pair_sum``."""
 
-    def capture(problem: Problem, backend: str) -> tuple:
+    def capture(problem: Problem, backend: str) -> PairInputs:
         calls = []
 
         def record(*arguments):
@@ -170,10 +171,9 @@ def pair_sum_arguments(monkeypatch):
             patch.setattr("itnet_kernels.exact.reassociated.pair_sum", record)
             problem.run(backend)
         (arguments,) = calls
-        return tuple(
-            value.detach().requires_grad_(value.requires_grad or index < 16) if isinstance(value, Tensor) else value
-            for index, value in enumerate(arguments)
-        )
+        inputs = PairInputs(*arguments)
+        given = {name: getattr(inputs, name) for name in DIFFERENTIABLE if getattr(inputs, name) is not None}
+        return inputs._replace(**{name: value.detach().requires_grad_() for name, value in given.items()})
 
     return capture
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
-from itnet_kernels.exact.pair_sum import PairInputs
 from itnet_kernels.exact.reference import kernel_input, pair_measure
 from itnet_kernels.exact.triton_pairs import TritonPairs
 from itnet_kernels.positions import fourier_features
@@ -197,7 +196,7 @@ def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     alone = replace(both, u=both.u[:1], measure=both.measure[:1], positions=first)
     moments = []
     for problem_ in (both, alone):
-        pairs = TritonPairs(PairInputs(*pair_sum_arguments(problem_, "triton")[:-2]), torch.float16)
+        pairs = TritonPairs(pair_sum_arguments(problem_, "triton")._replace(operand_dtype=torch.float16))
         moments.append(pairs._moments(pairs._bias_tile(0, 0, 17), slice(0, 1), 0, 17))
     assert moments[0].any()
     assert torch.equal(*moments)
@@ -228,7 +227,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     """bfloat16 operands reach far beyond 65504, the float16 bias beside them gets there by its range."""
     problem_ = problem(n=15, batch=1, heads=1, head_dim=16, width=32)
     problem_ = replace(problem_, positions=problem_.positions * 1e6)
-    arguments = PairInputs(*pair_sum_arguments(problem_.to(torch.float32), "triton")[:-2])
+    arguments = pair_sum_arguments(problem_.to(torch.float32), "triton")
     distances = torch.cdist(problem_.positions, problem_.positions)
     columns = split_input_weights(problem_.weights, 16)
     gamma = fourier_features(problem_.positions, problem_.weights.fourier)
@@ -236,7 +235,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     expected = (
         columns["distance"] * distances.unsqueeze(1) + columns["y"] @ gamma.T + (angles @ columns["x-y"].T).mT
     )  # [n, w, n]
-    pairs = TritonPairs(arguments, torch.bfloat16)
+    pairs = TritonPairs(arguments._replace(operand_dtype=torch.bfloat16))
     tile = pairs._bias_tile(0, 0, 15)[..., :15]
     assert tile.dtype == torch.float16
     assert expected.abs().max() > 4 * torch.finfo(torch.float16).max

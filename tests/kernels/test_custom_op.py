@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
-from itnet_kernels.exact.pair_inputs import PairInputs
+from itnet_kernels.exact.pair_inputs import POSITIONS
 
 VARIANTS = {
     "full": {"n": 6},
@@ -25,10 +25,9 @@ def test_opcheck(problem, pair_sum_arguments, name):
 
 
 def test_opcheck_without_measure_or_position_gradients(problem, pair_sum_arguments):
-    inputs = PairInputs(*pair_sum_arguments(problem(n=5), "tiled")[:-2])
-    frozen = ("query_positions", "key_positions", "query_features", "key_features")
-    inputs = inputs._replace(measure=None, **{name: getattr(inputs, name).detach() for name in frozen})
-    torch.library.opcheck(torch.ops.itnet.pair_sum, (*inputs, torch.float64, "tiled"))
+    inputs = pair_sum_arguments(problem(n=5), "tiled")
+    frozen = {name: getattr(inputs, name).detach() for name in POSITIONS}
+    torch.library.opcheck(torch.ops.itnet.pair_sum, inputs._replace(measure=None, **frozen))
 
 
 def loss_and_gradients(function, problem) -> tuple[torch.Tensor, list[torch.Tensor]]:

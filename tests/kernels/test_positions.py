@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from itnet_kernels import KERNEL_INPUTS, fourier_features, sampled_transform
-from itnet_kernels.positions import _PHASE_ERRORS, PositionBias, PositionWeights, find_lattice
+from itnet_kernels.exact.position_bias import PositionBias
+from itnet_kernels.first_layer import PositionWeights
+from itnet_kernels.positions import _PHASE_ERRORS, find_displacements, find_lattice
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -35,7 +37,8 @@ def test_lattice_of_regular_domains(positions, table):
     positions = positions.double()
     lattice = find_lattice(positions, positions, EPS)
     assert lattice.table_shape == table
-    displacement = lattice.displacements()[lattice.rows(0, len(positions))]
+    displacements = find_displacements(positions, positions, torch.zeros(0, positions.shape[1]), torch.float32)
+    displacement = lattice.displacements()[displacements.rows(0, len(positions))]
     torch.testing.assert_close(displacement, positions[:, None] - positions, rtol=0, atol=2e-6)
 
 
@@ -64,11 +67,12 @@ def test_table_equals_bilinear_form(positions, frequencies):
     weights = PositionWeights(*(torch.randn(6, k, generator=generator, dtype=torch.float64) for k in (size, size, 1)))
     matrix = 3 * torch.randn(frequencies, positions.shape[1], generator=generator, dtype=torch.float64)
     features = fourier_features(positions, matrix)
-    lattice = find_lattice(positions, positions, EPS, matrix)
-    assert lattice is not None
+    displacements = find_displacements(positions, positions, matrix, torch.float32)
+    assert displacements is not None
+    displacements = displacements._replace(table=displacements.table.double())
     table, bilinear = (
-        PositionBias(positions, positions, features, features, weights, matrix, choice).tile(3, 11)
-        for choice in (lattice, None)
+        PositionBias(positions, positions, features, features, weights, frequencies > 0, choice).tile(3, 11)
+        for choice in (displacements, None)
     )
     # The coordinates are float32 roundings; this is how far find_lattice may move phases, coordinates and distances.
     moved = 4 * EPS * float((positions.amax(0) - positions.amin(0)).norm())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from itnet_kernels import prefix_sum
-from itnet_kernels.prefix_sum import blocked_prefix_sum
+from itnet_kernels.measure import blocked_prefix_sum
 
 
 @pytest.mark.parametrize("function", [prefix_sum, blocked_prefix_sum])

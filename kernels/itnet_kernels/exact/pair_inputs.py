@@ -2,11 +2,19 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from ..first_layer import PositionWeights
+from ..measure import uniform_measure
+from ..positions import Displacements, of_set
 
 
 class PairInputs(NamedTuple):
-    """Arguments of the pair sum, as reassociated.py prepares them. None: a group that the kernel does not use."""
+    """Arguments of the pair sum, as reassociated.py prepares them. None: a group that the kernel does not use.
+
+    Their order and types are also the schema of the operator ``itnet::pair_sum``.
+    """
 
     queries: Tensor  # [B, n_q, H, d_h]
     keys: Tensor  # [B, n_k, H, d_h]
@@ -24,9 +32,41 @@ class PairInputs(NamedTuple):
     w_mid: Tensor | None  # [w, w]
     b_mid: Tensor | None  # [w]
     w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
-    frequencies: Tensor  # [L, s], not differentiable
+    frequencies: Tensor  # [L, s]
+    displacements: Tensor | None  # both as Coordinates.lattice gives them; None: nobody looked for a lattice yet
+    displacement_index: Tensor | None
     is_causal: bool
+    operand_dtype: torch.dtype  # of the matrix products in the triton backend; they accumulate in float32
+    backend: str  # "tiled" or "triton"
+
+    @property
+    def position_weights(self) -> PositionWeights:
+        return PositionWeights(self.w_y, self.w_relative, self.w_distance)
 
     @property
     def has_position_bias(self) -> bool:
-        return not (self.w_y is None and self.w_relative is None and self.w_distance is None)
+        return any(weight is not None for weight in self.position_weights)
+
+    @property
+    def omega(self) -> Tensor:
+        """The measure [B, n_k]."""
+        return uniform_measure(self.keys) if self.measure is None else self.measure
+
+    def of_set(self, names: tuple[str, ...], index: int) -> list[Tensor]:
+        """What belongs to a set of positions, of the arguments with these names."""
+        return [of_set(getattr(self, name), index) for name in names]
+
+    def known_displacements(self, index: int) -> Displacements | None:
+        """Those of a set of positions, if they are given and there is a lattice."""
+        entry = of_set(self.displacement_index, index)
+        first, rows = entry[:2].tolist()
+        if rows == 0:
+            return None
+        table = self.displacements[first : first + rows]
+        return Displacements(table, *entry[2:].split([self.queries.shape[1], self.keys.shape[1]]))
+
+
+#: The arguments that depend on positions, in the order in which PositionBias takes them.
+POSITIONS = ("query_positions", "key_positions", "query_features", "key_features")
+#: The arguments that the sum has a derivative in.
+DIFFERENTIABLE = PairInputs._fields[: PairInputs._fields.index("frequencies")]

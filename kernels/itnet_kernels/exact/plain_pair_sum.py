@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import PositionWeights, position_bias
-from .pair_inputs import PairInputs
-from .reference import uniform_measure
+from ..first_layer import position_term
+from .pair_inputs import POSITIONS, PairInputs
 
 # Elements of one [samples, heads, queries, w, keys] tile of pre-activations: 16 MB in float32.
 _TILE_ELEMENTS = 2**22
@@ -44,7 +43,10 @@ def plain_tile(inputs: PairInputs, last_visible: int) -> Tensor:
         virtual = (queries.unsqueeze(3) * inputs.w_product).flatten(2, 3)  # [B, H, n_q w, d_h]
         hidden = hidden + (virtual @ keys.mT).unflatten(2, (num_queries, width))
     if inputs.has_position_bias:
-        hidden = hidden + _position_bias(inputs).unsqueeze(1)
+        x, y, gamma_x, gamma_y = (getattr(inputs, name) for name in POSITIONS)
+        keys_of_all = y.unsqueeze(1), gamma_x, gamma_y.unsqueeze(1)
+        bias = position_term(x, *keys_of_all, inputs.position_weights, len(inputs.frequencies) > 0)
+        hidden = hidden + bias.to(row.dtype).unsqueeze(1)
     hidden = gelu(hidden)
     if inputs.w_mid is not None:
         hidden = gelu(inputs.w_mid @ hidden + inputs.b_mid[:, None])
@@ -52,17 +54,6 @@ def plain_tile(inputs: PairInputs, last_visible: int) -> Tensor:
         key, query = (torch.arange(count, device=keys.device) for count in (num_keys, num_queries))
         hidden = hidden * (key <= query[:, None] + last_visible).unsqueeze(1)
     hidden = hidden.expand(batch, heads, num_queries, width, num_keys).flatten(2, 3)
-    measure = uniform_measure(inputs.keys) if inputs.measure is None else inputs.measure
-    values = keys * measure[:, None, :, None]
+    values = keys * inputs.omega[:, None, :, None]
     moments = (hidden @ values).unflatten(2, (num_queries, width)).flatten(3)  # A [B, H, n_q, w * d_h]
     return (moments @ inputs.w2).transpose(1, 2).contiguous()
-
-
-def _position_bias(inputs: PairInputs) -> Tensor:
-    """P: [B or 1, n_q, w, n_k]."""
-    weights = PositionWeights(inputs.w_y, inputs.w_relative, inputs.w_distance)
-    keys = inputs.key_positions.unsqueeze(1), inputs.key_features.unsqueeze(1)
-    bias = position_bias(
-        inputs.query_positions, keys[0], inputs.query_features, keys[1], weights, len(inputs.frequencies) > 0
-    )
-    return bias.to(inputs.row.dtype)

@@ -14,21 +14,21 @@ derives the backward.
 import torch
 from torch import Tensor
 
-from ..positions import fourier_features, position_dtype
-from ..prefix_sum import prefix_sum
+from ..first_layer import row_term
+from ..measure import over_mass, prefix_sum, visible_mass
+from ..positions import Coordinates
 from ..transforms import is_transformed
 from ..weights import KernelWeights, split_input_weights
 from .pair_inputs import PairInputs
 from .pair_sum import pair_sum
 from .plain_pair_sum import plain_pair_sum
-from .reference import uniform_measure
 
 
 def reassociated_transform(
     queries: Tensor,  # [B, n_q, H, d_h]
     keys: Tensor,  # [B, n_k, H, d_h]
-    query_positions: Tensor,  # [B or 1, n_q, s]
-    key_positions: Tensor,  # [B or 1, n_k, s]
+    x: Coordinates,  # of the queries
+    y: Coordinates,  # of the keys
     weights: KernelWeights,
     measure: Tensor | None,  # [B, n_k]
     is_causal: bool,
@@ -38,17 +38,13 @@ def reassociated_transform(
     out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
     operand_dtype = matmul_dtype(queries)
     with torch.autocast(queries.device.type, enabled=False):
-        queries, keys = queries.to(dtype), keys.to(dtype)
+        queries, keys, weights = queries.to(dtype), keys.to(dtype), weights.to(dtype)
         measure = None if measure is None else measure.to(dtype)
-        weights = weights.to(dtype)
-        out = _pair_sum(
-            queries, keys, query_positions, key_positions, weights, measure, is_causal, operand_dtype, backend
-        )
-        measure = uniform_measure(keys) if measure is None else measure
-        out = out + _bias_term(keys, weights.b2, measure, queries.shape[1], is_causal)
+        inputs = pair_inputs(queries, keys, x, y, weights, measure, is_causal, operand_dtype, backend)
+        out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
+        out = out + _bias_term(keys, weights.b2, inputs.omega, queries.shape[1], is_causal)
         if is_causal:
-            mass = prefix_sum(measure)[:, keys.shape[1] - queries.shape[1] :, None, None]  # visible to each query
-            out = torch.where(mass > 0, out / mass.where(mass > 0, 1), 0)
+            out = over_mass(out, visible_mass(inputs.omega, queries.shape[1])[..., None, None])
         return out.to(out_dtype)
 
 
@@ -69,43 +65,38 @@ def _bias_term(keys: Tensor, b2: Tensor, measure: Tensor, num_queries: int, is_c
     return torch.einsum("hac,bihc->biha", matrices, mean)
 
 
-def _pair_sum(
-    queries, keys, query_positions, key_positions, weights, measure, is_causal, operand_dtype, backend
-) -> Tensor:
-    """sum_j omega_j W2 (GELU(pre_ij) (x) u_j): prepares what is linear in n and calls the operator."""
+def pair_inputs(queries, keys, x, y, weights, measure, is_causal, operand_dtype, backend) -> PairInputs:
+    """What the sum over pairs takes: prepares everything that is linear in n."""
     num_heads, head_dim = queries.shape[2:]
     width = weights.w1.shape[0]
     columns = split_input_weights(weights, head_dim)
-    query_positions, key_positions = (x.to(position_dtype(x.device)) for x in (query_positions, key_positions))
-    query_features, key_features = (
-        fourier_features(x, weights.fourier).to(queries.dtype) for x in (query_positions, key_positions)
-    )
-    row = weights.b1.expand(1, 1, 1, width)  # q_i[k]: [B or 1, n_q or 1, H or 1, w]
-    if columns["x"] is not None:
-        row = row + (query_features @ columns["x"].T).unsqueeze(2)
-    if columns["u_x"] is not None:
-        row = row + queries @ columns["u_x"].T
-    row = row.expand(*queries.shape[:3], width)
+    gamma_x, gamma_y = (coordinates.features_in(queries.dtype) for coordinates in (x, y))
     w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
-    w2 = w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1)
-    inputs = PairInputs(
-        queries,
-        keys,
-        row,
-        measure,
-        query_positions,
-        key_positions,
-        query_features,
-        key_features,
-        columns["y"],
-        columns["x-y"],
-        columns["distance"],
-        columns["u_y"],
-        columns["u_x*u_y"],
-        weights.w_mid,
-        weights.b_mid,
-        w2,
-        weights.fourier.detach(),
-        is_causal,
+    has_displacements = columns["x-y"] is not None or columns["distance"] is not None
+    # The triton backend needs no lattice: finding one waits for the device.
+    wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
+    displacements, index = y.lattice(queries.dtype, x) if wants_lattice else (None, None)
+    return PairInputs(
+        queries=queries,
+        keys=keys,
+        row=row_term(weights, columns, gamma_x, queries).expand(*queries.shape[:3], width),
+        measure=measure,
+        query_positions=x.exact,
+        key_positions=y.exact,
+        query_features=gamma_x,
+        key_features=gamma_y,
+        w_y=columns["y"],
+        w_relative=columns["x-y"],
+        w_distance=columns["distance"],
+        w_key=columns["u_y"],
+        w_product=columns["u_x*u_y"],
+        w_mid=weights.w_mid,
+        b_mid=weights.b_mid,
+        w2=w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1),
+        frequencies=weights.fourier.detach(),
+        displacements=displacements,
+        displacement_index=index,
+        is_causal=is_causal,
+        operand_dtype=operand_dtype,
+        backend=backend,
     )
-    return plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs, operand_dtype, backend)

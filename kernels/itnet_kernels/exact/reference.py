@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import fourier_features, length, position_dtype
+from ..first_layer import length
+from ..measure import uniform_measure
+from ..positions import Coordinates, fourier_features, position_dtype
+from ..validation import batched
 from ..weights import KERNEL_INPUTS, KernelWeights
 
 
@@ -31,15 +34,20 @@ def reference_transform(
 
 
 def kernel_matrices(
-    queries: Tensor, keys: Tensor, query_positions: Tensor, key_positions: Tensor, weights: KernelWeights
+    queries: Tensor,
+    keys: Tensor,
+    query_positions: Tensor | Coordinates,
+    key_positions: Tensor | Coordinates,
+    weights: KernelWeights,
 ) -> Tensor:
     """K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2) of every pair and head: [B, n_q, n_k, H, d_h, d_h].
 
-    Shapes as in :func:`reference_transform`; float32 at least.
+    Shapes as in :func:`reference_transform`, or :class:`Coordinates` for positions; float32 at least.
     """
     with torch.autocast(queries.device.type, enabled=False):
         dtype = torch.promote_types(queries.dtype, torch.float32)
         weights = weights.to(dtype)
+        query_positions, key_positions = batched(query_positions), batched(key_positions)
         u_x = queries.to(dtype).unsqueeze(2)  # [B, n_q, 1, H, d_h]
         u_y = keys.to(dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
         hidden = kernel_input(u_x, u_y, query_positions, key_positions, weights)  # [B, n_q, n_k, H, kernel_input_size]
@@ -66,13 +74,6 @@ def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_position
     pairs = torch.broadcast_shapes(u_x.shape[:-1], u_y.shape[:-1])
     chosen = [groups[name].expand(*pairs, -1) for name in KERNEL_INPUTS if name in weights.inputs]
     return torch.cat(chosen, dim=-1) if chosen else u_x.new_zeros(*pairs, 0)
-
-
-def uniform_measure(keys: Tensor) -> Tensor:
-    """omega_j = 1/n_k: [B, n_k], float32 at least."""
-    batch, num_keys = keys.shape[:2]
-    dtype = torch.promote_types(keys.dtype, torch.float32)
-    return torch.full((batch, num_keys), 1 / num_keys, dtype=dtype, device=keys.device)
 
 
 def pair_measure(measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:

@@ -7,14 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import (
-    Lattice,
-    PositionBias,
-    PositionGradients,
-    PositionWeights,
-    collect_position_gradients,
-    find_lattice,
-)
+from ..positions import Displacements, find_displacements, of_set
+from .pair_inputs import POSITIONS, PairInputs
+from .position_bias import PositionBias
 
 # Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
@@ -25,6 +20,9 @@ _MOMENT_ELEMENTS = 2**21
 # Elements of the position bias of one query tile over all keys.
 _BIAS_ELEMENTS = 2**23
 
+# Arguments that are kept in the layout [H, B, n, .]; elsewhere it is [B, n, H, .].
+_HEAD_MAJOR = ("queries", "keys", "row")
+
 _gelu = torch.ops.aten.gelu.out
 _gelu_ = torch.ops.aten.gelu_.default
 _gelu_backward = torch.ops.aten.gelu_backward.grad_input
@@ -33,44 +31,19 @@ _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 class PairTiles:
     """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample."""
 
-    def __init__(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        row: Tensor,  # q [B, n_q, H, w]
-        measure: Tensor,
-        query_positions: Tensor,
-        key_positions: Tensor,
-        query_features: Tensor,  # gamma(x) [B or 1, n_q, F]
-        key_features: Tensor,
-        w_y: Tensor | None,
-        w_relative: Tensor | None,
-        w_distance: Tensor | None,
-        w_key: Tensor | None,  # W_uy [w, d_h]
-        w_product: Tensor | None,  # W_had [w, d_h]
-        w_mid: Tensor | None,
-        b_mid: Tensor | None,
-        w2: Tensor,  # [H, w * d_h, d_h], rows (k, c), columns a
-        frequencies: Tensor,
-        is_causal: bool,
-    ):
-        self.queries = queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
-        self.keys = keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
-        self.row = row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
-        self.measure = measure[:, :, None]  # [B, n_k, 1]
+    def __init__(self, inputs: PairInputs):
+        self.inputs = inputs
+        self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
+        self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
+        self.measure = inputs.omega[:, :, None]  # [B, n_k, 1]
         self.values = self.keys * self.measure  # omega_j u_j
-        self.w_key, self.w_product = w_key, w_product
-        self.w_mid, self.b_mid, self.w2 = w_mid, b_mid, w2
-        self.is_causal = is_causal
-        self.width = row.shape[-1]
+        self.w_key, self.w_product, self.w2 = inputs.w_key, inputs.w_product, inputs.w2
+        self.w_mid, self.b_mid = inputs.w_mid, inputs.b_mid
         self.num_heads, self.batch, self.num_queries, self.head_dim = self.queries.shape
-        self.num_keys = self.keys.shape[2]
-        self.position_weights = PositionWeights(w_y, w_relative, w_distance)
-        self.has_position_bias = any(weight is not None for weight in self.position_weights)
-        self.positions = (query_positions, key_positions, query_features, key_features)
-        self.frequencies = frequencies
+        self.num_keys, self.width = self.keys.shape[2], self.row.shape[3]
         # The content columns of the first GEMM, and one column for q_i[k] against a row of ones.
-        self.has_content = w_key is not None or w_product is not None
+        self.has_content = self.w_key is not None or self.w_product is not None
         ones = self.keys.new_ones(*self.keys.shape[:3], 1)
         self.augmented_keys = torch.cat([self.keys, ones], dim=-1) if self.has_content else ones  # [H, B, n_k, d_h+1]
         self._buffers: dict[str, Tensor] = {}
@@ -92,22 +65,27 @@ class PairTiles:
 
         Positions given per sample but equal are shared, unless each sample wants its own gradient (``per_sample``).
         """
-        if not self.has_position_bias:
+        inputs = self.inputs
+        if not inputs.has_position_bias:
             yield None, slice(0, self.batch)
             return
-        shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in self.positions[:2])
-        for b in range(1 if shared else self.batch):
-            sample = [t[min(b, len(t) - 1)] for t in self.positions]
-            lattice = self._lattice(*sample[:2])
-            bias = PositionBias(*sample, self.position_weights, self.frequencies, lattice)
-            yield bias, slice(0, self.batch) if shared else slice(b, b + 1)
+        positions = inputs.query_positions, inputs.key_positions
+        shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in positions)
+        for index in range(1 if shared else self.batch):
+            where = inputs.of_set(POSITIONS, index)
+            bias = PositionBias(
+                *where, inputs.position_weights, len(inputs.frequencies) > 0, self._displacements(index)
+            )
+            yield bias, slice(0, self.batch) if shared else slice(index, index + 1)
 
-    def _lattice(self, query_positions: Tensor, key_positions: Tensor) -> Lattice | None:
-        relative, distance = self.position_weights.relative, self.position_weights.distance
-        if relative is None and distance is None:
+    def _displacements(self, index: int) -> Displacements | None:
+        inputs = self.inputs
+        if inputs.w_relative is None and inputs.w_distance is None:
             return None
-        precision = torch.finfo(self.keys.dtype).eps
-        return find_lattice(query_positions, key_positions, precision, None if relative is None else self.frequencies)
+        if inputs.displacement_index is not None:
+            return inputs.known_displacements(index)
+        x, y = inputs.of_set(POSITIONS[:2], index)
+        return find_displacements(x, y, inputs.frequencies, self.keys.dtype)
 
     def _query_tiles(self) -> Iterator[tuple[int, int]]:
         per_query = self.width * min(self.num_keys, _TILE_KEYS)
@@ -117,7 +95,7 @@ class PairTiles:
 
     def _key_tiles(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         end = self.num_keys
-        if self.is_causal:  # query i sees keys j <= i + n_k - n_q
+        if self.inputs.is_causal:  # query i sees keys j <= i + n_k - n_q
             end = stop + self.num_keys - self.num_queries
         for first in range(0, end, _TILE_KEYS):
             yield first, min(first + _TILE_KEYS, end)
@@ -178,7 +156,7 @@ class PairTiles:
     def _hide_future(self, pre: Tensor, start: int, stop: int, first: int, last: int) -> Tensor:
         """Causal mask in place: GELU and its derivative are exactly 0 far below zero."""
         offset = self.num_keys - self.num_queries
-        if self.is_causal and last - 1 > start + offset:
+        if self.inputs.is_causal and last - 1 > start + offset:
             query = torch.arange(start, stop, device=pre.device)[:, None] + offset
             hidden = torch.arange(first, last, device=pre.device) > query  # [t, m]
             pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
@@ -217,13 +195,16 @@ class PairTiles:
 
     # Backward
 
-    def backward(self, grad_out: Tensor, needs_positions: bool) -> tuple[Tensor | None, ...]:
-        """Gradients of all tensor arguments but the frequencies, in their order and layout."""
+    def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """Gradients of the named arguments, and perhaps of others, in their layout."""
         upstream = grad_out.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
-        grads = _Gradients(self)
-        position_grads = []
-        for bias, samples in self._position_sets(per_sample=needs_positions):
-            position_grads.append(None if bias is None else PositionGradients(bias, needs_positions))
+        inputs, needs_positions = self.inputs, POSITIONS[0] in names
+        others = {name: getattr(inputs, name) for name in names if name not in _HEAD_MAJOR}
+        grads = {name: torch.zeros_like(t, memory_format=torch.contiguous_format) for name, t in others.items()}
+        own = {name: torch.zeros_like(getattr(self, name)) for name in ("queries", "keys", "values")}
+        grads |= own | {"row": self.keys.new_zeros(self.row.shape)}
+        for index, (bias, samples) in enumerate(self._position_sets(per_sample=needs_positions)):
+            of_this_set = grads | {name: of_set(grads[name], index) for name in POSITIONS if needs_positions}
             for start, stop in self._query_tiles():
                 tile_bias = grad_bias = None
                 if bias is not None:
@@ -233,10 +214,14 @@ class PairTiles:
                     where = (heads, batch, slice(start, stop))
                     self._tile_backward(where, upstream[where], tile_bias, grad_bias, grads)
                 if bias is not None:
-                    bias.backward(start, stop, grad_bias.unflatten(0, (-1, self.width)), position_grads[-1])
-        return grads.collect(position_grads)
+                    grad_bias = grad_bias.unflatten(0, (-1, self.width))
+                    bias.backward(start, stop, grad_bias, of_this_set, self.keys.dtype)
+        grad_values = grads.pop("values")
+        grads["measure"] = (grad_values * self.keys).sum((0, 3))
+        grads["keys"] += grad_values * self.measure
+        return grads | {name: grads[name].permute(1, 2, 0, 3) for name in _HEAD_MAJOR}
 
-    def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: "_Gradients") -> None:
+    def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: dict[str, Tensor]) -> None:
         heads, batch, queries = where
         start, stop = queries.start, queries.stop
         virtual = self._virtual_queries(heads, batch, start, stop)
@@ -248,7 +233,7 @@ class PairTiles:
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
         grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
-        grad_keys, grad_values = grads.keys[heads, batch].flatten(0, 1), grads.values[heads, batch].flatten(0, 1)
+        grad_keys, grad_values = grads["keys"][heads, batch].flatten(0, 1), grads["values"][heads, batch].flatten(0, 1)
         for chunk in self._chunks(len(virtual), stop - start):
             for first, last in self._key_tiles(start, stop):
                 value = values[chunk, first:last]
@@ -269,29 +254,29 @@ class PairTiles:
                     grad_keys[chunk, first:last] += grad.mT @ virtual[chunk, :, :-1]
                 if grad_bias is not None:
                     grad_bias[:, first:last] += grad.sum(0) if len(grad) > 1 else grad[0]
-        grads.w2[heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
-        grads.row[where] = grad_row.view_as(grads.row[where])
+        grads["w2"][heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
+        grads["row"][where] = grad_row.view_as(grads["row"][where])
         self._virtual_backward(where, grad_virtual, grads)
 
-    def _mix_backward(self, grad: Tensor, early: Tensor, grads: "_Gradients") -> Tensor:
+    def _mix_backward(self, grad: Tensor, early: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
         grad = grad.unflatten(1, (-1, self.width))  # [g, t, w, m]
-        grads.b_mid += grad.sum((0, 1, 3))
-        grads.w_mid += torch.einsum("gtkj,gtlj->kl", grad, gelu(early).unflatten(1, (-1, self.width)))
+        grads["b_mid"] += grad.sum((0, 1, 3))
+        grads["w_mid"] += torch.einsum("gtkj,gtlj->kl", grad, gelu(early).unflatten(1, (-1, self.width)))
         grad = (self.w_mid.T @ grad).flatten(1, 2)
         return _gelu_backward(grad, early, approximate="none", grad_input=grad)
 
-    def _virtual_backward(self, where, grad_virtual: Tensor, grads: "_Gradients") -> None:
+    def _virtual_backward(self, where, grad_virtual: Tensor, grads: dict[str, Tensor]) -> None:
         """dL/dQ_i[k] to the query features, W_uy and W_had."""
         queries = self.queries[where]  # [heads, samples, t, d_h]
         grad_virtual = grad_virtual.view(*queries.shape[:3], self.width, -1)  # [heads, samples, t, w, d_h]
         if self.w_key is not None:
-            grads.w_key += grad_virtual.sum((0, 1, 2))
+            grads["w_key"] += grad_virtual.sum((0, 1, 2))
         if self.w_product is not None:
             # Not einsum: it would make a batch of d_h matrix-vector products of these.
             product = self._buffer("product", *grad_virtual.shape)
-            grads.queries[where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
-            grads.w_product += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
+            grads["queries"][where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
+            grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: int) -> None:
@@ -312,35 +297,3 @@ def _product(start: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> 
     else:
         torch.baddbmm(start.expand_as(out), left, right, out=out)
     return out
-
-
-class _Gradients:
-    """Accumulators of a backward pass, in the layout of :class:`PairTiles`."""
-
-    def __init__(self, tiles: PairTiles):
-        self.tiles = tiles
-        self.queries = torch.zeros_like(tiles.queries)
-        self.keys = torch.zeros_like(tiles.keys)
-        self.values = torch.zeros_like(tiles.values)
-        self.row = tiles.keys.new_zeros(*tiles.queries.shape[:3], tiles.width)
-        self.w2 = torch.zeros_like(tiles.w2, memory_format=torch.contiguous_format)
-        for name in ("w_key", "w_product", "w_mid", "b_mid"):
-            weight = getattr(tiles, name)
-            setattr(self, name, None if weight is None else torch.zeros_like(weight))
-
-    def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
-        """What autograd expects for the arguments of :class:`PairTiles` up to w2, back in the layout [B, n, H, .]."""
-        tiles = self.tiles
-        keys = self.keys + self.values * tiles.measure
-        measure = (self.values * tiles.keys).sum((0, 3))
-        in_batch_layout = (t.permute(1, 2, 0, 3) for t in (self.queries, keys, self.row))
-        return (
-            *in_batch_layout,
-            measure,
-            *collect_position_gradients(tiles.positions, position_grads),
-            self.w_key,
-            self.w_product,
-            self.w_mid,
-            self.b_mid,
-            self.w2,
-        )

@@ -14,7 +14,9 @@ float16 (which serves bfloat16 operands too: three more bits at the same width) 
 import torch
 from torch import Tensor
 
-from ..positions import PositionWeights, rotate
+from ..first_layer import key_factors, length
+from ..positions import of_set
+from .pair_inputs import POSITIONS, PairInputs
 
 _LARGEST = 2.0**14  # of half of P over its range
 HIDDEN = -65504.0  # stored for a key that its query must not see; GELU and its slope are exactly 0 there
@@ -23,36 +25,23 @@ HIDDEN = -65504.0  # stored for a key that its query must not see; GELU and its 
 class TritonBias:
     """P of every set of positions: one that the batch shares, or one for each sample."""
 
-    def __init__(
-        self,
-        query_positions: Tensor,  # [S or 1, n_q, s]
-        key_positions: Tensor,  # [S or 1, n_k, s]
-        query_features: Tensor,  # [S or 1, n_q, F]
-        key_features: Tensor,  # [S or 1, n_k, F]
-        weights: PositionWeights,
-        has_frequencies: bool,
-        dtype: torch.dtype,
-    ):
-        self.query_positions, self.key_positions = query_positions, key_positions
-        self.query_features, self.key_features = query_features, key_features
-        self.weights = weights
+    def __init__(self, inputs: PairInputs, dtype: torch.dtype):
+        self.query_positions, self.key_positions = inputs.query_positions, inputs.key_positions
+        self.inputs, self.weights = inputs, inputs.position_weights
         self.dtype = dtype
-        self.is_raw = not has_frequencies and (weights.y is not None or weights.relative is not None)
+        has_features = inputs.w_y is not None or inputs.w_relative is not None
+        self.is_raw = len(inputs.frequencies) == 0 and has_features
         if self.is_raw:
-            self.centre = (key_positions.amin(1, keepdim=True) + key_positions.amax(1, keepdim=True)) / 2  # [., 1, s]
-            self.slope = self._sum(weights.y, None if weights.relative is None else -weights.relative)  # [w, s]
+            low, high = (extreme(1, keepdim=True) for extreme in (self.key_positions.amin, self.key_positions.amax))
+            self.centre = (low + high) / 2  # [S or 1, 1, s]
+            self.slope = _difference(inputs.w_y, inputs.w_relative)  # [w, s]
         self.ranges = _power_of_two(0.5 * self._bound())  # [S or 1]
-
-    @staticmethod
-    def _sum(*terms: Tensor | None) -> Tensor:
-        present = [term for term in terms if term is not None]
-        return present[0] if len(present) == 1 else present[0] + present[1]
 
     def _bound(self) -> Tensor:
         """At least max |P|, for each set: [S or 1]."""
         y, relative, distance = self.weights
         low, high = self.key_positions.amin(1), self.key_positions.amax(1)  # [S or 1, s]
-        bound = low.new_zeros(1, 1, dtype=self.key_features.dtype)  # [S or 1, w or 1]
+        bound = low.new_zeros(1, 1, dtype=self.inputs.key_features.dtype)  # [S or 1, w or 1]
         if self.is_raw:
             bound = bound + ((high - low) / 2).to(bound.dtype) @ self.slope.abs().T
         else:
@@ -80,33 +69,29 @@ class TritonBias:
         self.ranges = torch.maximum(self.ranges, _power_of_two(largest.amax(0, keepdim=True) if shared else largest))
 
     def write_tile(self, index: int, start: int, stop: int, out: Tensor) -> None:
-        """Half of P over its range, for queries [start, stop) of set ``index``, into ``out`` [t, w, n_k]."""
-        y, relative, distance = self.weights
-        factor = 0.5 / self._of(self.ranges, index)
-        x = self._of(self.query_positions, index)[start:stop]  # [t, s]
-        keys = self._of(self.key_positions, index)  # [n_k, s]
+        """Adds half of P over its range, for queries [start, stop) of set ``index``, to zeros ``out`` [t, w, n_k]."""
+        x, y, gamma_x, gamma_y = self.inputs.of_set(POSITIONS, index)
+        factor = 0.5 / of_set(self.ranges, index)
         if self.is_raw:
-            centred = (keys - self._of(self.centre, index)).to(self.slope.dtype)
+            centred = (y - of_set(self.centre, index)).to(self.slope.dtype)
             out.copy_((factor * self.slope) @ centred.T)
-        elif y is not None or relative is not None:
-            coefficients = y
-            if relative is not None:
-                gamma_x = self._of(self.query_features, index)[start:stop]
-                coefficients = self._sum(rotate(relative, gamma_x), y)  # [t, w, F]
-            gamma_y = self._of(self.key_features, index)
-            out.copy_((factor * coefficients).to(self.dtype) @ gamma_y.T.to(self.dtype))
+        else:
+            factors = key_factors(self.weights, gamma_x[start:stop], has_frequencies=True)  # [t, w, F]
+            if factors is not None:
+                out.copy_((factor * factors).to(self.dtype) @ gamma_y.T.to(self.dtype))
+        distance = self.weights.distance
         if distance is not None:
-            lengths = torch.linalg.vector_norm(x.unsqueeze(1) - keys, dim=-1).to(distance.dtype)  # [t, n_k]
-            if self.is_raw or y is not None or relative is not None:
-                out.addcmul_(factor * distance, lengths.unsqueeze(1))
-            else:
-                out.copy_((factor * distance) * lengths.unsqueeze(1))
-
-    @staticmethod
-    def _of(tensor: Tensor, index: int) -> Tensor:
-        return tensor[min(index, len(tensor) - 1)]
+            lengths = length(x[start:stop, None] - y).to(distance.dtype)  # [t, n_k]
+            out.addcmul_(factor * distance, lengths.unsqueeze(1))
 
 
 def _power_of_two(bound: Tensor) -> Tensor:
     """The smallest power of two, from 1 on, times which ``_LARGEST`` reaches ``bound``."""
     return torch.exp2((bound / _LARGEST).log2().ceil().clamp_min(0))
+
+
+def _difference(left: Tensor | None, right: Tensor | None) -> Tensor:
+    """left - right, where None is 0."""
+    if left is None:
+        return -right
+    return left if right is None else left - right

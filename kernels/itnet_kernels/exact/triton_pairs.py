@@ -21,9 +21,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..positions import PositionBias, PositionGradients, PositionWeights, collect_position_gradients
-from .pair_sum import PairInputs
-from .reference import uniform_measure
+from ..positions import of_set
+from .pair_inputs import POSITIONS, PairInputs
+from .position_bias import PositionBias
 from .triton_backward import itnet_bwd_kernel
 from .triton_bias import HIDDEN, TritonBias
 from .triton_configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
@@ -37,13 +37,13 @@ WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
 class TritonPairs:
     """One evaluation of the pair sum, forward or backward. Head-major layout [H, B, n, .], as in PairTiles."""
 
-    def __init__(self, inputs: PairInputs, operand_dtype: torch.dtype, needs_measure: bool = False):
+    def __init__(self, inputs: PairInputs):
         self.given = KernelSizes(inputs.queries.shape[-1], inputs.row.shape[-1])
         self.sizes = self.given.supported()
-        inputs = PairInputs(*(fill(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()))
+        filled = {name: fill(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()}
+        inputs = PairInputs(**filled)
         self.inputs = inputs
-        self.needs_measure = needs_measure
-        self.dtype = operand_dtype
+        self.dtype = operand_dtype = inputs.operand_dtype
         # The bias is float16 for bfloat16 operands too: eight times the precision at the same width.
         self.bias_dtype = torch.float32 if operand_dtype == torch.float32 else torch.float16
         self.batch, self.num_queries, self.num_heads, self.head_dim = inputs.queries.shape
@@ -54,7 +54,7 @@ class TritonPairs:
         keys = inputs.keys.permute(2, 0, 1, 3)  # [H, B, n_k, d_h]
         self.keys = self._padded(keys)
         # Values are weighted by omega / max omega of the sample, so that they keep the range of u in float16.
-        measure = uniform_measure(inputs.keys) if inputs.measure is None else inputs.measure
+        measure = inputs.omega
         largest = measure.amax(1)  # [B]
         self.scale = largest.where(largest > 0, 1)
         measure = measure / self.scale[:, None]
@@ -64,18 +64,10 @@ class TritonPairs:
         self.w_key = none if inputs.w_key is None else inputs.w_key.contiguous()
         self.w_product = none if inputs.w_product is None else inputs.w_product.contiguous()
         self.w2 = inputs.w2.to(self.dtype)  # [H, w * d_h, d_h]
-        self.position_weights = PositionWeights(inputs.w_y, inputs.w_relative, inputs.w_distance)
-        self.positions = (
-            inputs.query_positions,
-            inputs.key_positions,
-            inputs.query_features,
-            inputs.key_features,
-        )
         row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
         self.bias = None
         if inputs.has_position_bias or inputs.is_causal:
-            has_frequencies = len(inputs.frequencies) > 0
-            self.bias = TritonBias(*self.positions, self.position_weights, has_frequencies, self.bias_dtype)
+            self.bias = TritonBias(inputs, self.bias_dtype)
             row = self.bias.with_row_term(row)
         self.row = (0.5 * row).contiguous()
         if inputs.is_causal:
@@ -92,20 +84,10 @@ class TritonPairs:
 
     def _position_sets(self) -> Iterator[slice]:
         """Samples of each set of positions: all if the batch shares its positions, otherwise one."""
-        shared = not self.inputs.has_position_bias or all(len(t) == 1 for t in self.positions)
+        inputs = self.inputs
+        shared = not inputs.has_position_bias or len(inputs.query_positions) == len(inputs.key_positions) == 1
         for start in range(1 if shared else self.batch):
             yield slice(0, self.batch) if shared else slice(start, start + 1)
-
-    def _position_gradients(self, index: int, needs_positions: bool) -> tuple[PositionBias, PositionGradients] | None:
-        """What takes dL/dP of a set of positions to the weights and positions, and the accumulators for it."""
-        if not self.inputs.has_position_bias:
-            return None
-        sample = [t[min(index, len(t) - 1)] for t in self.positions]
-        grad_dtype = self.dtype if self.dtype == torch.bfloat16 else None
-        # No lattice: finding one waits for the device.
-        weights, frequencies = self.position_weights, self.inputs.frequencies
-        bias = PositionBias(*sample, weights, frequencies, lattice=None, grad_dtype=grad_dtype)
-        return bias, PositionGradients(bias, needs_positions)
 
     def _query_chunks(self, group_bytes: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries whose workspaces fit for one sample: ``group_bytes`` for each head, sample and query."""
@@ -199,30 +181,28 @@ class TritonPairs:
 
     # Backward
 
-    def backward(self, grad_out: Tensor, needs_positions: bool) -> tuple[Tensor | None, ...]:
-        """Gradients of all arguments up to w2, in their order and layout."""
+    def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """Gradients of the named arguments, and perhaps of others, in their layout."""
         grad_out = fill("queries", grad_out, self.given, self.sizes)
         upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype)  # [H, B, n_q, d_h]
-        grads = _Gradients(self)
-        position_grads = []
+        inputs, grads = self.inputs, _Gradients(self, names)
         group_bytes = self._backward_bytes()
         with on_device(self.keys.device):
             for samples in self._position_sets():
-                positions = self._position_gradients(samples.start, needs_positions)
                 for start, stop in self._query_chunks(group_bytes):
                     tile = self._bias_tile(samples.start, start, stop)
                     grad_bias = 0
                     for chunk in self._sample_chunks(samples, stop - start, group_bytes):
                         grad_pre = self._backward_chunk(tile, upstream, chunk, start, stop, grads)
-                        if positions is not None:
+                        if inputs.has_position_bias:
                             grad_bias = grad_bias + self._sum_over_groups(grad_pre, chunk)
-                    if positions is not None:
-                        bias, accumulators = positions
-                        bias.backward(start, stop, grad_bias[..., : self.num_keys], accumulators)
-                position_grads.append(None if positions is None else positions[1])
-        collected = grads.collect(position_grads)
-        names = zip(PairInputs._fields, collected, strict=False)
-        return tuple(crop(name, grad, self.given, self.sizes) for name, grad in names)
+                    if inputs.has_position_bias:
+                        where = inputs.of_set(POSITIONS, samples.start)
+                        bias = PositionBias(*where, inputs.position_weights, len(inputs.frequencies) > 0)
+                        dtype = self.dtype if self.dtype == torch.bfloat16 else inputs.key_features.dtype
+                        of_this_set = grads.of_set(samples.start)
+                        bias.backward(start, stop, grad_bias[..., : self.num_keys], of_this_set, dtype)
+        return {name: crop(name, grad, self.given, self.sizes) for name, grad in grads.collect().items()}
 
     def _sum_over_groups(self, grad_pre: Tensor, samples: slice) -> Tensor:
         """dL/dP of a chunk from 2 dL/dpre / scale [H * b, t, w, padded_keys]: float32 [t, w, padded_keys]."""
@@ -251,7 +231,7 @@ class TritonPairs:
         pairs = (groups, count, width, self.padded_keys) if tile is not None else (1,)
         grad_pre = new(pairs, dtype=self.dtype)
         grad_keys = new(groups, tiles, self.padded_keys, dim)
-        grad_measure = new(groups, tiles, self.padded_keys) if self.needs_measure else self.measure
+        grad_measure = new(groups, tiles, self.padded_keys) if grads.measure is not None else self.measure
         grad_row = self.queries.new_empty(groups, count, width)
         grad_queries = self.queries.new_empty(width // units, groups, count, dim)
         grad_w_key, grad_w_product = self.queries.new_empty(2, groups, position_tiles, width, dim)
@@ -269,7 +249,7 @@ class TritonPairs:
             p_dmeasure=grad_measure,
             BP=BACKWARD_POSITIONS,
             KC=units,
-            NEEDS_MEASURE=self.needs_measure,
+            NEEDS_MEASURE=grads.measure is not None,
         )
         grads.add_moments(moments, upstream)
         grads.w_key += grad_w_key.sum((0, 1))
@@ -278,7 +258,7 @@ class TritonPairs:
         grads.queries[where] = grad_queries.sum(0).view(heads, batch, count, dim)
         keys = grad_keys.sum(1)[:, : self.num_keys].view(heads, batch, self.num_keys, dim)
         grads.keys[:, samples] += keys * (0.5 * self.scale[samples, None, None])
-        if self.needs_measure:
+        if grads.measure is not None:
             measure = grad_measure.sum(1)[:, : self.num_keys]
             grads.measure[samples] += measure.view(heads, batch, self.num_keys).sum(0)
         return grad_pre
@@ -287,17 +267,25 @@ class TritonPairs:
 class _Gradients:
     """Accumulators of a backward pass, float32, in the layout of :class:`TritonPairs`."""
 
-    def __init__(self, pairs: TritonPairs):
-        self.pairs = pairs
+    def __init__(self, pairs: TritonPairs, names: list[str]):
         new_zeros = pairs.queries.new_zeros
         self.queries = torch.empty_like(pairs.queries)
         self.row = pairs.queries.new_empty(pairs.row.shape)
         self.keys = new_zeros(pairs.num_heads, pairs.batch, pairs.num_keys, pairs.head_dim)
-        self.measure = new_zeros(pairs.batch, pairs.num_keys) if pairs.needs_measure else None
+        self.measure = new_zeros(pairs.batch, pairs.num_keys) if "measure" in names else None
         self.w_key = new_zeros(pairs.width, pairs.head_dim)
         self.w_product = new_zeros(pairs.width, pairs.head_dim)
         self.w2 = new_zeros(pairs.w2.shape)
+        of_positions = (*POSITIONS, "w_y", "w_relative", "w_distance")
+        self.positions = {
+            name: torch.zeros_like(getattr(pairs.inputs, name)) for name in of_positions if name in names
+        }
         self.moments = []  # (A, dL/dout) of chunks that dW2 does not hold yet
+
+    def of_set(self, index: int) -> dict[str, Tensor]:
+        """The accumulators that :meth:`PositionBias.backward` of a set of positions adds to."""
+        own = {name: of_set(self.positions[name], index) for name in POSITIONS if name in self.positions}
+        return self.positions | own
 
     def add_moments(self, moments: Tensor, upstream: Tensor) -> None:
         """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
@@ -311,19 +299,11 @@ class _Gradients:
             self.w2 += float32_product(moments.mT, upstream)
             self.moments.clear()
 
-    def collect(self, position_grads: list[PositionGradients | None]) -> tuple[Tensor | None, ...]:
-        """In the order of the arguments, up to w2."""
+    def collect(self) -> dict[str, Tensor | None]:
+        """By the names of the arguments."""
         self._add_to_w2()
-        return (
-            *(t.permute(1, 2, 0, 3) for t in (self.queries, self.keys, self.row)),
-            self.measure,
-            *collect_position_gradients(self.pairs.positions, position_grads),
-            self.w_key,
-            self.w_product,
-            None,  # w_mid
-            None,  # b_mid
-            self.w2,
-        )
+        grads = {name: getattr(self, name) for name in ("measure", "w_key", "w_product", "w2")} | self.positions
+        return grads | {name: getattr(self, name).permute(1, 2, 0, 3) for name in ("queries", "keys", "row")}
 
 
 def gelu_form(dtype: torch.dtype, device: torch.device) -> str:

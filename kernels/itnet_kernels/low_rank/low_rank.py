@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..exact.reference import uniform_measure
-from ..prefix_sum import prefix_sum
+from ..measure import over_mass, prefix_sum, uniform_measure
 from ..sampled.sampled import take_keys
 from ..transforms import recomputed
 from ..validation import check_causal, check_features, check_indices, check_measure, check_per_pair
@@ -165,9 +164,7 @@ def _causal(values, phi, psi, measure, state, bias, num_queries) -> tuple[Tensor
     out = _in_chunks(_expand, phi, seen.moments)
     if bias is not None:
         out = out + torch.einsum("bnhc,hac->bnha", seen.mean, bias)
-    mass = seen.mass[..., None, None]
-    out = torch.where(mass > 0, out / mass.where(mass > 0, 1), 0)
-    return out, LowRankState(*(t[:, -1] for t in prefix))
+    return over_mass(out, seen.mass[..., None, None]), LowRankState(*(t[:, -1] for t in prefix))
 
 
 def _project(psi: Tensor, values: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..exact.reference import uniform_measure
-from ..prefix_sum import prefix_sum
+from ..measure import over_mass, uniform_measure, visible_mass
+from ..positions import Coordinates
 from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
 from ..weights import KernelWeights
 from .sampled import SampledPairs
@@ -12,7 +12,7 @@ from .sampled import SampledPairs
 
 def monte_carlo_transform(
     u: Tensor,
-    positions: Tensor,
+    positions: Tensor | Coordinates,
     weights: KernelWeights,
     *,
     indices: Tensor,
@@ -20,7 +20,7 @@ def monte_carlo_transform(
     measure: Tensor | None = None,
     is_causal: bool = False,
     queries: Tensor | None = None,
-    query_positions: Tensor | None = None,
+    query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
     r"""Importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
 
@@ -40,7 +40,7 @@ def monte_carlo_transform(
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
-    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
     check_indices(indices, batch, num_queries, num_keys)
     check_per_pair("probabilities", probabilities, indices)
@@ -57,8 +57,7 @@ def monte_carlo_transform(
     if is_causal:
         check_causal(num_queries, num_keys)
         last = torch.arange(num_keys - num_queries, num_keys, device=u.device)  # last visible key of each query
-        mass = prefix_sum(measure)[:, last].unsqueeze(-1)
-        visible = (indices <= last[:, None]) & (mass > 0)
-        drawn = torch.where(visible, drawn / mass.where(mass > 0, 1), 0)
+        visible = indices <= last[:, None]
+        drawn = over_mass(drawn * visible, visible_mass(measure, num_queries).unsqueeze(-1))
     coefficients = drawn / (indices.shape[2] * probabilities)
-    return SampledPairs(queries, u, query_positions, positions, weights).transform(indices, coefficients)
+    return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)

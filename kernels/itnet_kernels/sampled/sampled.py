@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import PositionWeights, fourier_features, position_bias, position_dtype
+from ..first_layer import PositionWeights, position_term, row_term
+from ..positions import Coordinates
 from ..transforms import recomputed
-from ..validation import batched, check_indices, check_operands, check_per_pair
+from ..validation import check_indices, check_operands, check_per_pair
 from ..weights import KernelWeights, split_input_weights
 
 # Elements of one [samples, queries, heads, w, M] tile of pre-activations: 16 MB in float32.
@@ -27,13 +28,13 @@ _TILE_ELEMENTS = 2**22
 
 def sampled_transform(
     u: Tensor,
-    positions: Tensor,
+    positions: Tensor | Coordinates,
     weights: KernelWeights,
     *,
     indices: Tensor,
     coefficients: Tensor,
     queries: Tensor | None = None,
-    query_positions: Tensor | None = None,
+    query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
     r"""Each query integrates over its own list of keys, with weights of its own:
 
@@ -53,46 +54,45 @@ def sampled_transform(
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
-    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
     check_per_pair("coefficients", coefficients, indices)
     if indices.shape[2] == 0:
         return torch.zeros_like(queries)
-    return SampledPairs(queries, u, query_positions, positions, weights).transform(indices, coefficients)
+    return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
 
 
 @torch.no_grad()
 def integrand_norms(
     u: Tensor,
-    positions: Tensor,
+    positions: Tensor | Coordinates,
     weights: KernelWeights,
     *,
     indices: Tensor,
     queries: Tensor | None = None,
-    query_positions: Tensor | None = None,
+    query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
     """|K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
 
     Arguments as in :func:`sampled_transform`; returns ``[B, n_q, M]``. A norm needs every K_ij u_j by itself, hence
     d_h times the work per pair of the reassociated sum: ask for few queries.
     """
-    queries, query_positions = check_operands(u, positions, weights, queries, query_positions)
+    queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
-    return SampledPairs(queries, u, query_positions, positions, weights).norms(indices)
+    return SampledPairs(queries, u, x, y, weights).norms(indices)
 
 
 class SampledPairs:
     """The operands of one call, in the dtype that they are multiplied in. b samples, t queries of a tile."""
 
-    def __init__(self, queries, keys, query_positions, key_positions, weights: KernelWeights):
+    def __init__(self, queries: Tensor, keys: Tensor, x: Coordinates, y: Coordinates, weights: KernelWeights):
         self.out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
         self.queries, self.keys = queries.to(dtype), keys.to(dtype)
         self.weights = weights.to(dtype)
         self.num_heads, self.head_dim = keys.shape[2:]
         self.columns = split_input_weights(self.weights, self.head_dim)
-        x, y = (batched(p).to(position_dtype(p.device)) for p in (query_positions, key_positions))
-        self.positions = x, y
-        self.features = tuple(fourier_features(p, weights.fourier).to(dtype) for p in (x, y))
+        self.positions = x.exact, y.exact
+        self.features = x.features_in(dtype), y.features_in(dtype)
 
     def transform(self, indices: Tensor, coefficients: Tensor) -> Tensor:
         with torch.autocast(self.queries.device.type, enabled=False):
@@ -149,15 +149,10 @@ class SampledPairs:
     def _hidden(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
         """Last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
         columns, weights = self.columns, self.weights
-        pre = weights.b1.expand(1, 1, 1, -1)  # q_i[k]: [b or 1, t or 1, H or 1, w]
-        if columns["x"] is not None:
-            pre = pre + (gamma_x @ columns["x"].T).unsqueeze(2)
-        if columns["u_x"] is not None:
-            pre = pre + queries @ columns["u_x"].T
-        pre = pre.unsqueeze(-1)
+        pre = row_term(weights, columns, gamma_x, queries).unsqueeze(-1)
         position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
         drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
-        bias = position_bias(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
+        bias = position_term(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
         if bias is not None:  # [b, t, w, M]
             pre = pre + bias.unsqueeze(2)
         pre = pre.expand(*keys.shape[:3], -1, keys.shape[3])  # [b, t, H, w, M]

@@ -1,11 +1,36 @@
-"""Sums over everything up to here, with the same bits in every run."""
+"""The measure omega: uniform weights, and what a causal operator makes of it."""
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .positions import position_dtype
 
 _BLOCK = 128
+
+
+def uniform_measure(features: Tensor, mask: Tensor | None = None) -> Tensor:
+    """1/n on the n positions of each sample: features [B, n, ...] -> [B, n], float32 at least.
+
+    With a mask [B, n] of zeros and ones, 1/n on the n positions that it marks and 0 on the others.
+    """
+    batch, count = features.shape[:2]
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    if mask is None:
+        return torch.full((batch, count), 1 / count, dtype=dtype, device=features.device)
+    mask = mask.to(dtype)
+    return mask / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def visible_mass(measure: Tensor, num_queries: int) -> Tensor:
+    """sum of omega_j over the keys j <= i + n_k - n_q that query i of a causal operator sees: [B, n_k] -> [B, n_q]."""
+    return prefix_sum(measure)[:, measure.shape[1] - num_queries :]
+
+
+def over_mass(value: Tensor, mass: Tensor, otherwise: float = 0) -> Tensor:
+    """value / mass, and ``otherwise`` where there is no mass; the gradients are finite there too."""
+    has_mass = mass > 0
+    return torch.where(has_mass, value / mass.where(has_mass, 1), otherwise)
 
 
 def prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:

@@ -1,0 +1,91 @@
+"""The first layer of the kernel MLP by parts. W1 z_ij + b1 splits along the groups of z_ij:
+
+    pre_ij[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]
+    q_i[k]    = b1[k] + W_x[k] . gamma(x_i) + W_ux[k] . u_i                                 the row term
+    Q_i[k]    = W_uy[k] + W_had[k] * u_i                                                    the virtual queries
+    P_ij[k]   = W_y[k] . gamma(y_j) + W_rel[k] . gamma(x_i - y_j) + w_d[k] |x_i - y_j|      the position term
+
+P has no features in it, so that heads share it, and the samples of a batch that share their positions. sin and cos of
+a difference are bilinear in gamma(x_i) and gamma(y_j),
+
+    W_rel . gamma(x_i - y_j) = C_i . gamma(y_j),     C_i = [W_c s_i - W_s c_i ; W_s s_i + W_c c_i]
+
+with W_rel = [W_s; W_c] and gamma(x_i) = [s_i; c_i], so that one product with inner size 2L gives all pairs. Raw
+coordinates (L = 0) are subtracted first, in :func:`position_dtype`: W_rel x_i - W_rel y_j would cancel far from the
+origin.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .transforms import is_transformed
+from .weights import KernelWeights
+
+
+class PositionWeights(NamedTuple):
+    """The columns of W1 that meet key positions; None for a group that the kernel does not use."""
+
+    y: Tensor | None  # [w, F]
+    relative: Tensor | None  # [w, F]
+    distance: Tensor | None  # [w, 1]
+
+
+def row_term(weights: KernelWeights, columns: dict[str, Tensor | None], gamma_x: Tensor, queries: Tensor) -> Tensor:
+    """q_i[k]: gamma(x) [b or 1, t, F], queries [b, t, H, d_h] -> [b or 1, t or 1, H or 1, w]."""
+    row = weights.b1.expand(1, 1, 1, -1)
+    if columns["x"] is not None:
+        row = row + (gamma_x @ columns["x"].T).unsqueeze(2)
+    if columns["u_x"] is not None:
+        row = row + queries @ columns["u_x"].T
+    return row
+
+
+def position_term(
+    x: Tensor,  # [..., t, s]
+    y: Tensor,  # [..., t or 1, m, s], the keys of each query; without [..., t or 1] if all queries have the same
+    gamma_x: Tensor,  # [..., t, F]
+    gamma_y: Tensor,  # [..., t or 1, m, F]
+    weights: PositionWeights,
+    has_frequencies: bool,
+) -> Tensor | None:
+    """P_ij[k] as a function that autograd differentiates: broadcasts to [..., t, w, m]; None if no group needs it."""
+    factors = key_factors(weights, gamma_x, has_frequencies)
+    term = None if factors is None else factors @ gamma_y.mT
+    is_raw = weights.relative is not None and not has_frequencies
+    differences = x.unsqueeze(-2) - y if is_raw or weights.distance is not None else None  # [..., t, m, s]
+    if is_raw:
+        product = weights.relative @ differences.mT.to(gamma_y.dtype)
+        term = product if term is None else product + term
+    if weights.distance is not None:
+        lengths = length(differences).unsqueeze(-2).to(gamma_y.dtype)  # [..., t, 1, m]
+        if term is None:
+            return weights.distance * lengths
+        in_place = weights.relative is not None and not is_transformed()  # otherwise it may be larger than the term
+        term = (term.addcmul_ if in_place else term.addcmul)(weights.distance, lengths)
+    return term
+
+
+def key_factors(weights: PositionWeights, gamma_x: Tensor, has_frequencies: bool) -> Tensor | None:
+    """The factors of gamma(y_j) in P: [..., t, w, F], or [w, F] for all queries; None if no group needs them."""
+    if weights.relative is None or not has_frequencies:
+        return weights.y
+    rotated = rotate(weights.relative, gamma_x)
+    return rotated if weights.y is None else rotated + weights.y
+
+
+def rotate(relative: Tensor, features: Tensor) -> Tensor:
+    """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): W_rel [w, 2L], gamma(x_i) [..., 2L] -> [..., w, 2L]."""
+    sine, cosine = features.unsqueeze(-2).chunk(2, dim=-1)  # [..., 1, L]
+    w_sine, w_cosine = relative.chunk(2, dim=-1)  # [w, L]
+    return torch.cat([w_cosine * sine - w_sine * cosine, w_sine * sine + w_cosine * cosine], dim=-1)
+
+
+def length(differences: Tensor) -> Tensor:
+    """|v| of [..., s]: [...]. All derivatives at v = 0 are 0: those of sqrt would be infinite."""
+    if not (differences.requires_grad or is_transformed()):
+        return torch.linalg.vector_norm(differences, dim=-1)
+    squared = differences.square().sum(-1)
+    is_positive = squared > 0
+    return torch.where(is_positive, squared.where(is_positive, 1).sqrt(), 0)
