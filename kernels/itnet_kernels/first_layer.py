@@ -49,8 +49,12 @@ def position_term(
     gamma_y: Tensor,  # [..., t or 1, m, F]
     weights: PositionWeights,
     has_frequencies: bool,
+    in_place: bool = False,
 ) -> Tensor | None:
-    """P_ij[k] as a function that autograd differentiates: broadcasts to [..., t, w, m]; None if no group needs it."""
+    """P_ij[k]: broadcasts to [..., t, w, m]; None if no group needs it.
+
+    Autograd and all transforms pass through it, unless the terms are added ``in_place``, which saves memory.
+    """
     factors = key_factors(weights, gamma_x, has_frequencies)
     term = None if factors is None else factors @ gamma_y.mT
     is_raw = weights.relative is not None and not has_frequencies
@@ -62,8 +66,8 @@ def position_term(
         lengths = length(differences).unsqueeze(-2).to(gamma_y.dtype)  # [..., t, 1, m]
         if term is None:
             return weights.distance * lengths
-        in_place = weights.relative is not None and not is_transformed()  # otherwise it may be larger than the term
-        term = (term.addcmul_ if in_place else term.addcmul)(weights.distance, lengths)
+        is_whole = weights.relative is not None  # otherwise all queries share it
+        term = (term.addcmul_ if in_place and is_whole else term.addcmul)(weights.distance, lengths)
     return term
 
 

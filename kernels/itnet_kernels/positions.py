@@ -223,8 +223,8 @@ class Coordinates:
 
     def _exact(self) -> Tensor:
         positions = self.positions if self.positions.dim() == 3 else self.positions.unsqueeze(0)
-        can_share = len(positions) > 1 and not positions.requires_grad and may_look_at(positions)
-        if can_share and bool((positions == positions[:1]).all()):
+        can_share = may_look_at(positions) and not positions.requires_grad
+        if can_share and len(positions) > 1 and bool((positions == positions[:1]).all()):
             positions = positions[:1]
         return positions.to(position_dtype(positions.device))
 

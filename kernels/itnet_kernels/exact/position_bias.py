@@ -43,7 +43,7 @@ class PositionBias:
     def tile(self, start: int, stop: int) -> Tensor:
         if self.displacements is None:
             where = (self.x[start:stop], self.y, self.gamma_x[start:stop], self.gamma_y)
-            term = position_term(*where, self.weights, self.has_frequencies)
+            term = position_term(*where, self.weights, self.has_frequencies, in_place=True)
             return term.expand(stop - start, -1, -1)
         rows = self.displacements.rows(start, stop)  # [t, n_k]
         bias = self.table.index_select(1, rows.flatten()).view(-1, *rows.shape).transpose(0, 1)  # [t, w, n_k]
