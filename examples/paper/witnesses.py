@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from itnet_kernels import KernelWeights, integral_transform
 from modeling_itnet.special_cases import FunctionKernel, IntegralOperator, LinearAttention, LinearStateSpace
-from modeling_itnet.special_cases.quadrature import gauss_legendre
+from modeling_itnet.special_cases.verify import gauss_legendre
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@
 ``from_module(module)`` gives the operator that equals a module of torch.nn or Transformers, with the module's weights.
 """
 
-from .attention import AttentionKernel, FeatureMapKernel, TransformersAttentionOperator
+from .attention import AttentionKernel, FeatureMapKernel, LinearAttention, TransformersAttentionOperator
 from .convert import Conversion, convertible, from_module, register, swap_modules
 from .convolution import ConvolutionKernel
 from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs
 from .mamba import SelectiveScanKernel
-from .modules import LinearAttention, LinearStateSpace
 from .operator import IntegralOperator
 from .recurrence import secant_slope, tangent_slope
-from .state_space import ExponentialKernel, PowerKernel, Trajectory, TransitionKernel
+from .state_space import ExponentialKernel, LinearStateSpace, PowerKernel, Trajectory, TransitionKernel
 
 __all__ = [
     "AttentionKernel",

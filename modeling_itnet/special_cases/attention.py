@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, linear, pad
 
+from itnet_kernels import prefix_sum
+
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
-from .modules import LinearAttention
 from .operator import IntegralOperator
 
 
@@ -178,6 +179,35 @@ class MultiheadAttentionOperator(AttentionOperator):
                 padding = key_padding_mask.to(like.dtype)[:, None, None, :]
                 bias = padding.expand(-1, -1, like.shape[1], -1) if bias is None else bias + padding
         return measure, bias
+
+
+class LinearAttention(nn.Module):
+    """sum_y phi(q) . phi(k) v / sum_y phi(q) . phi(k) with phi = elu + 1, in O(n): the sums over y are taken first.
+
+    Katharopoulos et al., 2020: "Transformers are RNNs". u [B, n, d] -> [B, n, d].
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, is_causal: bool = False):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"`embed_dim` ({embed_dim}) must be a multiple of `num_heads` ({num_heads})")
+        self.num_heads, self.is_causal = num_heads, is_causal
+        self.query, self.key, self.value, self.output = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def heads(self, u: Tensor) -> list[Tensor]:
+        """Queries, keys and values: [B, n, H, c] each."""
+        return [f(u).unflatten(2, (self.num_heads, -1)) for f in (self.query, self.key, self.value)]
+
+    def forward(self, u: Tensor) -> Tensor:
+        queries, keys, values = self.heads(u)
+        queries, keys = elu(queries) + 1, elu(keys) + 1
+        outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [B, n, H, c, c]
+        if self.is_causal:
+            outer, keys = prefix_sum(outer), prefix_sum(keys)
+        else:
+            outer, keys = outer.sum(1, keepdim=True), keys.sum(1, keepdim=True)
+        out = (queries.unsqueeze(-2) @ outer).squeeze(-2) / (queries * keys).sum(-1, keepdim=True)
+        return self.output(out.flatten(2))
 
 
 @register(LinearAttention)

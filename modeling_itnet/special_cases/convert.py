@@ -10,22 +10,7 @@ from torch.nn.parameter import is_lazy
 _CONVERTERS: dict[type | str, Callable[..., nn.Module]] = {}
 
 
-class _StandIn(nn.Module):
-    """A module in place of the submodule called ``stands_for``: attributes that it does not have are those of that."""
-
-    stands_for: str
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            original = self.__dict__.get("_modules", {}).get(self.stands_for)
-            if original is None or not hasattr(original, name):
-                raise
-            return getattr(original, name)
-
-
-class Conversion(_StandIn):
+class Conversion(nn.Module):
     """An ITNet operator in place of ``module``: the module's call, computed as integrals against kernels.
 
     It keeps the module for its parameters and reads them at every call, so that the two share weights and gradients;
@@ -33,7 +18,8 @@ class Conversion(_StandIn):
     callers that read them: ``operator.weight``, ``operator.batch_first``.
     """
 
-    stands_for = "module"
+    num_outputs = 1  # of the module; the operator computes the first
+    num_returned = 1  # None for the others, where a caller inside of a model unpacks them
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -46,9 +32,19 @@ class Conversion(_StandIn):
         self.check_hooks()
         self.check_dropout()
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None or not hasattr(module, name):
+                raise
+            return getattr(module, name)
+
     def __call__(self, *args, **kwargs):
         self.check_hooks()
-        return super().__call__(*args, **kwargs)
+        out = super().__call__(*args, **kwargs)
+        return out if self.num_returned == 1 else (out, *(None,) * (self.num_returned - 1))
 
     def check_hooks(self) -> None:
         """Raises if the module has hooks of its own: they run when it is called, and the operator never calls it.
@@ -141,28 +137,15 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
     ]
     operators = [from_module(child, **options) for _, _, child in found]  # all of them, before any is replaced
     for (parent, name, _), operator in zip(found, operators, strict=True):
-        count = getattr(operator, "num_outputs", 1)
-        setattr(parent, name, operator if count == 1 else _Several(operator, count))
-    for encoder in model.modules():
-        if isinstance(encoder, nn.TransformerEncoder) and any(isinstance(m, _Several) for m in encoder.modules()):
-            encoder.use_nested_tensor = False  # which only its fused layers can read
-    return len(found)
-
-
-class _Several(_StandIn):
-    """(output, None, ...) for a caller that unpacks what the original module returns, and reads its attributes."""
-
-    stands_for = "operator"
-
-    def __init__(self, operator: nn.Module, count: int):
-        super().__init__()
-        self.operator, self.count = operator, count
+        setattr(parent, name, operator)
+        operator.num_returned = getattr(operator, "num_outputs", 1)
         # In evaluation, nn.TransformerEncoderLayer computes with the weights of its attention instead of calling it,
-        # unless that has a hook.
-        self.register_forward_pre_hook(_must_be_called)
-
-    def forward(self, *args, **kwargs) -> tuple[Tensor | None, ...]:
-        return (self.operator(*args, **kwargs), *(None,) * (self.count - 1))
+        # unless that has a hook; and only its fused layers can read nested tensors.
+        operator.register_forward_pre_hook(_must_be_called)
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(isinstance(m, Conversion) for m in encoder.modules()):
+            encoder.use_nested_tensor = False
+    return len(found)
 
 
 def _must_be_called(module: nn.Module, args: tuple) -> None:

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
 from .operator import IntegralOperator
-from .quadrature import grid
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -77,60 +76,59 @@ class ConvolutionOperator(Conversion):
             raise ValueError(f"`output_size` ({output_size}) is for transposed convolutions only")
         signal = input if input.dim() == axes + 2 else input.unsqueeze(0)
         if isinstance(module, _TRANSPOSED):
-            size, key_axes, query_axes = self._transposed_domains(signal.shape[2:], output_size)
+            key_axes, query_axes = self._transposed_domains(signal.shape[2:], output_size)
         else:
-            signal, size, key_axes, query_axes = self._domains(signal)
+            signal, key_axes, query_axes = self._domains(signal)
         keys = signal.flatten(2).transpose(1, 2).unflatten(2, (module.groups, -1))  # [B, n, G, c]
-        positions, query_positions = (grid(*axes).to(input.device) for axes in (key_axes, query_axes))
-        out = self.integral(keys, positions, query_positions=query_positions).flatten(2)  # [B, n', C']
+        y, x = (torch.cartesian_prod(*parts).view(-1, axes).to(input.device) for parts in (key_axes, query_axes))
+        out = self.integral(keys, y, query_positions=x).flatten(2)  # [B, n', C']
         out = out if module.bias is None else out + module.bias
-        out = out.transpose(1, 2).unflatten(2, size)
+        out = out.transpose(1, 2).unflatten(2, [len(part) for part in query_axes])
         return out if input.dim() == axes + 2 else out.squeeze(0)
 
-    def _domains(self, signal: Tensor) -> tuple[Tensor, list[int], list[Tensor], list[Tensor]]:
-        """The signal on its own or the extended domain, the size of the output, and both domains axis by axis.
+    def _domains(self, signal: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The signal on its own or the extended domain, and the domains of keys and queries, axis by axis.
 
         With padding by zeros the domain stays as it is: outside there is nothing to integrate. The other paddings
         extend the domain, and the signal with it (App. boundary_handling).
         """
         module, sizes = self.module, signal.shape[2:]
         paddings = [_padding(module, axis) for axis in range(len(sizes))]
-        query_axes = []
+        query_axes, starts = [], [0] * len(sizes)
         for axis, (size, padding) in enumerate(zip(sizes, paddings, strict=True)):
-            span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
-            count = (size + sum(padding) - span) // module.stride[axis] + 1
-            if count < 1:
+            room = size + sum(padding) - _span(module, axis)
+            if room < 0:
                 raise ValueError(
                     f"`input` has {size} points along axis {axis}, and {sum(padding)} of padding: fewer than "
-                    f"the {span} that the filter spans"
+                    f"the {_span(module, axis)} that the filter spans"
                 )
-            query_axes.append(torch.arange(count) * module.stride[axis] - padding[0])
-        starts = [0] * len(sizes)
+            query_axes.append(torch.arange(0, room + 1, module.stride[axis]) - padding[0])
         if module.padding_mode != "zeros" and any(map(sum, paddings)):
             _check_extension(module.padding_mode, sizes, paddings)
             starts = [-before for before, _ in paddings]
             signal = pad(signal, sum(reversed(paddings), ()), mode=module.padding_mode)
         key_axes = [torch.arange(n) + start for n, start in zip(signal.shape[2:], starts, strict=True)]
-        return signal, [len(a) for a in query_axes], key_axes, query_axes
+        return signal, key_axes, query_axes
 
-    def _transposed_domains(self, sizes, output_size) -> tuple[list[int], list[Tensor], list[Tensor]]:
+    def _transposed_domains(self, sizes, output_size) -> tuple[list[Tensor], list[Tensor]]:
         """The finer grid of App. ext_transposed: keys every `stride` points, queries at every point."""
-        module = self.module
-        spans = [
-            ((size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1, stride)
-            for size, stride, padding, dilation, kernel in zip(
-                sizes, module.stride, module.padding, module.dilation, module.kernel_size, strict=True
-            )
-        ]
-        counts = [span + extra for (span, _), extra in zip(spans, module.output_padding, strict=True)]
-        if output_size is not None:
-            counts = list(output_size)[-len(spans) :]
-            for (span, stride), count in zip(spans, counts, strict=True):
-                if not span <= count < span + stride:
-                    raise ValueError(f"`output_size` ({count}) must be from {span} to {span + stride - 1} here")
-        keys = [torch.arange(size) * stride for size, stride in zip(sizes, module.stride, strict=True)]
-        queries = [torch.arange(count) + padding for count, padding in zip(counts, module.padding, strict=True)]
-        return counts, keys, queries
+        module, key_axes, query_axes = self.module, [], []
+        for axis, size in enumerate(sizes):
+            stride, padding = module.stride[axis], module.padding[axis]
+            least = (size - 1) * stride - 2 * padding + _span(module, axis)
+            count = least + module.output_padding[axis]
+            if output_size is not None:
+                count = output_size[axis - len(sizes)]
+                if not least <= count < least + stride:
+                    raise ValueError(f"`output_size` ({count}) must be from {least} to {least + stride - 1} here")
+            key_axes.append(torch.arange(size) * stride)
+            query_axes.append(torch.arange(count) + padding)
+        return key_axes, query_axes
+
+
+def _span(module: nn.Module, axis: int) -> int:
+    """Points from the first to the last tap of the filter."""
+    return module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
 
 
 def _padding(module: nn.Module, axis: int) -> tuple[int, int]:
@@ -138,7 +136,7 @@ def _padding(module: nn.Module, axis: int) -> tuple[int, int]:
     if module.padding == "valid":
         return 0, 0
     if module.padding == "same":
-        total = module.dilation[axis] * (module.kernel_size[axis] - 1)
+        total = _span(module, axis) - 1
         return total // 2, total - total // 2
     return (module.padding[axis],) * 2
 

@@ -87,7 +87,9 @@ class IntegralOperator(nn.Module):
             u_x = u_y
         x = _points(positions if query_positions is None else query_positions, u_x)
         _check(u_x, u_y, values, x, y, measure)
-        omega = self._measure(u_y, measure)  # [B or 1, n_k]
+        if measure is None:
+            measure = u_y.new_full(u_y.shape[1:2], 1 / u_y.shape[1] if self.measure == "uniform" else 1)
+        omega = measure if measure.dim() == 2 else measure.unsqueeze(0)  # [B or 1, n_k]
 
         prepared = self.kernel.prepare(u_x, u_y, x, y, context)
         rows, columns = self._tile(len(u_y))
@@ -107,47 +109,32 @@ class IntegralOperator(nn.Module):
         count = u_y.shape[1]
         tiles = [slice(start, min(start + step, count)) for start in range(0, count, step)]
         seen = [tile for tile in tiles if not self._vanishes(x[:, rows], y[:, tile])]
-        total = mass = peak = None
+        total, mass, peak = 0.0, 0.0, torch.tensor(-torch.inf, device=x.device)
         for columns in seen or tiles[:1]:
             pairs = Pairs(x[:, rows], y[:, columns], u_x[:, rows], u_y[:, columns], rows, columns, prepared)
             kappa = self.kernel(pairs)  # [B or 1, t_q, t_k, G or 1, ...]
-            weight = self._visible(pairs.x, pairs.y) * omega[:, None, columns]  # [B or 1, t_q, t_k]
+            weight = omega[:, None, columns]  # [B or 1, t_q or 1, t_k]
+            if self.is_causal:
+                weight = weight * (pairs.y[:, None, :, 0] <= pairs.x[:, :, None, 0])
+            weight = weight.view(*weight.shape, *(1,) * (kappa.dim() - 3)).to(kappa.dtype)
             if self.normalization == "softmax":
-                kappa = kappa + weight.log().unsqueeze(-1).to(kappa.dtype)
-                tile_peak = kappa.detach().amax(2)  # [B, t_q, G]
-                new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
+                kappa = kappa + weight.log()
+                new_peak = torch.maximum(peak.to(kappa.dtype), kappa.detach().amax(2))  # [B, t_q, G]
                 shift = new_peak.where(new_peak.isfinite(), 0)
-                kappa = (kappa - shift.unsqueeze(2)).exp()
-                if peak is not None:
-                    scale = (peak - shift).exp()
-                    total, mass = total * scale.unsqueeze(-1), mass * scale
-                peak = new_peak
+                kappa, scale = (kappa - shift.unsqueeze(2)).exp(), (peak - shift).exp()
+                total, mass, peak = total * scale.unsqueeze(-1), mass * scale, new_peak
             else:
-                kappa = kappa * weight.view(*weight.shape, *(1,) * (kappa.dim() - 3)).to(kappa.dtype)
-            part = _contract(kappa, values[:, columns])
-            total = part if total is None else total + part
+                kappa = kappa * weight
+            total = total + _contract(kappa, values[:, columns])
             if self.normalization is not None:
-                part_mass = kappa.sum(2)  # [B or 1, t_q, G]
-                mass = part_mass if mass is None else mass + part_mass
-        return total if mass is None else total / mass.where(mass != 0, 1).unsqueeze(-1)  # no mass: 0
+                mass = mass + kappa.sum(2)  # [B or 1, t_q, G]
+        return total if self.normalization is None else total / mass.where(mass != 0, 1).unsqueeze(-1)  # no mass: 0
 
     def _vanishes(self, x: Tensor, y: Tensor) -> bool:
         """Whether the tile is empty: all of it in the future, or outside of the kernel's support."""
         if self.is_causal and bool(y[..., 0].min() > x[..., 0].max()):
             return True
         return self.kernel.vanishes(x, y)
-
-    def _visible(self, x: Tensor, y: Tensor) -> Tensor:
-        """1 where y <= x, or everywhere: [B or 1, t_q, t_k] or a shape that broadcasts to it."""
-        if not self.is_causal:
-            return torch.ones(1, x.shape[1], y.shape[1], dtype=torch.bool, device=x.device)
-        return y[:, None, :, 0] <= x[:, :, None, 0]
-
-    def _measure(self, u_y: Tensor, measure: Tensor | None) -> Tensor:
-        if measure is not None:
-            return measure if measure.dim() == 2 else measure.unsqueeze(0)
-        count = u_y.shape[1]
-        return u_y.new_full((1, count), 1 / count if self.measure == "uniform" else 1)
 
     def _tile(self, batch: int) -> tuple[int, int]:
         if self.tile is not None:

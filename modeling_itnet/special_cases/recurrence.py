@@ -219,9 +219,8 @@ class RecurrentOperator(Conversion):
 
     def _weights(self, layer: int, direction: int) -> Weights:
         suffix = f"_l{layer}" + "_reverse" * direction
-        found = {name: getattr(self.module, name + suffix, None) for name in
-                 ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")}  # fmt: skip
-        w_ih, w_hh, b_ih, b_hh, w_hr = found.values()
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        w_ih, w_hh, b_ih, b_hh, w_hr = (getattr(self.module, name + suffix, None) for name in names)
         zero = w_ih.new_zeros(len(w_ih))
         return w_ih, w_hh, zero if b_ih is None else b_ih, zero if b_hh is None else b_hh, w_hr
 

@@ -2,13 +2,13 @@
 """Theorem 3: systems that are linear in their state are integrals with the causal kernel C Phi(t, s) B."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
-from .modules import LinearStateSpace
 from .operator import IntegralOperator
 
 
@@ -102,6 +102,53 @@ class ExponentialKernel(Kernel):
         time = (pairs.x[:, :, None, 0] - pairs.y[:, None, :, 0]).clamp(min=0)  # [B or 1, t_q, t_k]
         flow = torch.linalg.matrix_exp(time[..., None, None] * self.a)
         return (self.c @ flow @ self.b).unsqueeze(3)
+
+
+class LinearStateSpace(nn.Module):
+    """h_t = Abar h_(t-1) + Bbar u_t, y_t = C h_t + D u_t: a discretised linear SSM, as a recurrence.
+
+    - ``"euler"``: Abar = I + step A, Bbar = step B
+    - ``"zoh"``: Abar = exp(step A), Bbar = A^-1 (exp(step A) - I) B, for any A: the integral of exp(tA) B over a step
+
+    ``delayed`` has u_t enter h_(t+1) instead, as Eq. euler of the paper does. u [B, n, d] -> [B, n, d'].
+    """
+
+    def __init__(
+        self,
+        state_size: int,
+        in_features: int,
+        out_features: int,
+        step: float = 0.1,
+        discretization: Literal["euler", "zoh"] = "zoh",
+        delayed: bool = False,
+    ):
+        super().__init__()
+        if discretization not in ("euler", "zoh"):
+            raise ValueError(f"`discretization` ({discretization!r}) must be 'euler' or 'zoh'")
+        self.step, self.discretization, self.delayed = step, discretization, delayed
+        skew = torch.randn(state_size, state_size) / state_size**0.5
+        self.a = nn.Parameter(skew - skew.T - torch.eye(state_size))  # stable: eigenvalues with real part -1
+        self.b = nn.Parameter(torch.randn(state_size, in_features) / in_features**0.5)
+        self.c = nn.Parameter(torch.randn(out_features, state_size) / state_size**0.5)
+        self.d = nn.Parameter(torch.randn(out_features, in_features) / in_features**0.5)
+
+    def discrete(self) -> tuple[Tensor, Tensor]:
+        """Abar [n, n] and Bbar [n, d]."""
+        if self.discretization == "euler":
+            return torch.eye(len(self.a)).to(self.a) + self.step * self.a, self.step * self.b
+        # exp of [[A, B], [0, 0]] step holds both in its first row, without an inverse of A.
+        size, inputs = self.b.shape
+        block = torch.cat([torch.cat([self.a, self.b], 1), self.a.new_zeros(inputs, size + inputs)])
+        block = torch.linalg.matrix_exp(block * self.step)
+        return block[:size, :size], block[:size, size:]
+
+    def forward(self, u: Tensor) -> Tensor:
+        a, b = self.discrete()
+        state, out = u.new_zeros(len(u), len(a)), []
+        for u_t in u.unbind(1):
+            before, state = state, state @ a.T + u_t @ b.T
+            out.append((before if self.delayed else state) @ self.c.T)
+        return torch.stack(out, 1) + u @ self.d.T
 
 
 @register(LinearStateSpace)

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.utils import logging
 
+from .attention import LinearAttention
 from .convert import from_module
 from .kernel import FunctionKernel
-from .modules import LinearAttention, LinearStateSpace
 from .operator import IntegralOperator
-from .quadrature import gauss_legendre
 from .recurrence import secant_slope
-from .state_space import ExponentialKernel
+from .state_space import ExponentialKernel, LinearStateSpace
 
 
 @dataclass(frozen=True)
@@ -157,3 +157,11 @@ def continuous_error(state_size: int = 4, segments: int = 8, nodes: int = 12) ->
     points = {"positions": keys.unsqueeze(1), "query_positions": times.unsqueeze(1)}
     actual = operator(signal(keys).unsqueeze(0), **points, measure=weights)
     return float((actual - solved[:, :state_size] @ c.T).abs().max())
+
+
+def gauss_legendre(nodes: int, start: float = 0.0, stop: float = 1.0, segments: int = 1) -> tuple[Tensor, Tensor]:
+    """Points [n] of [start, stop] and their masses [n], ``nodes`` in each of equal segments; float64."""
+    roots, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(nodes))
+    width = (stop - start) / segments
+    points = start + (torch.arange(segments, dtype=torch.float64).unsqueeze(1) + (roots + 1) / 2) * width
+    return points.flatten(), (weights * width / 2).repeat(segments)

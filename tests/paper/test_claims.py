@@ -15,7 +15,7 @@ from itnet_kernels.exact.reference import kernel_input
 from modeling_itnet import ITNetConfig, ITNetModel
 from modeling_itnet.operator import find_operators
 from modeling_itnet.special_cases import FunctionKernel, IntegralOperator, MLPKernel, from_module
-from modeling_itnet.special_cases.quadrature import gauss_legendre
+from modeling_itnet.special_cases.verify import gauss_legendre
 
 
 @pytest.fixture(autouse=True)

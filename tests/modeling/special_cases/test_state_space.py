@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from modeling_itnet.special_cases import ExponentialKernel, IntegralOperator, LinearStateSpace, from_module
-from modeling_itnet.special_cases.quadrature import gauss_legendre
 from modeling_itnet.special_cases.state_space import transitions
-from modeling_itnet.special_cases.verify import continuous_error
+from modeling_itnet.special_cases.verify import continuous_error, gauss_legendre
 
 
 @pytest.mark.parametrize("delayed", [False, True])
