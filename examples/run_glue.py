@@ -121,8 +121,10 @@ def find_task(data: GlueArguments) -> tuple[GlueArguments, str]:
     return data, (path or Path(data.dataset)).stem
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, GlueArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, GlueArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     data_args, dataset = find_task(data_args)
     output_dir, results = args.output_dir, []
     for rate in data_args.learning_rates or [args.learning_rate]:

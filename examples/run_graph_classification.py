@@ -56,8 +56,10 @@ def as_graph(row: dict, num_types: int) -> dict:
     return {**graph, "x": np.concatenate([attributes, np.eye(num_types)[row["node_label"]]], axis=1)}
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, GraphDataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, GraphDataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     if data_args.holdout:
         raise ValueError(f"`holdout` ({data_args.holdout}) must be 0: the parts of the cross-validation are held out")
     start(args)

@@ -63,8 +63,10 @@ class ImageCollator:
         return {"pixel_values": (pixels - mean) / std, "labels": labels}
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, ImageDataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, ImageDataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     train, test = load_train_and_eval(data_args)
     image = find_column(train, "image_column", data_args.image_column, "image", "img")

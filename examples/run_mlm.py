@@ -110,8 +110,10 @@ def masked_cross_entropy(outputs, labels: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs["logits"].flatten(0, 1).float(), labels.flatten())
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, MaskedLMArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, MaskedLMArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     rows = load_train_and_eval(data_args)
     lengths = (data_args.max_seq_length, data_args.second_seq_length or data_args.max_seq_length)

@@ -53,8 +53,10 @@ def check_truth(*parts: Dataset) -> None:
             )
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ImageTextModelArguments, ImageTextDataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ImageTextModelArguments, ImageTextDataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     train, test = load_train_and_eval(data_args)
     sentence = find_column(train, "dataset", None, "sentence", "question", "text")

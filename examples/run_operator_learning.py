@@ -230,8 +230,10 @@ def load(data: OperatorDataArguments) -> tuple[Rows, dict[int, Rows]]:
     return train, tests
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, OperatorDataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, OperatorDataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     if data_args.problem not in ("darcy", "burgers", "own"):
         raise ValueError(f"`problem` ({data_args.problem!r}) must be darcy, burgers or own")

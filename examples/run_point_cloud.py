@@ -57,8 +57,10 @@ class PointCollator:
         return {**batch, "labels": torch.tensor([int(row["label"]) for row in rows])}
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ModelArguments, PointDataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ModelArguments, PointDataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     train, test = load_train_and_eval(data_args)
     for needed in ("points", "label"):

@@ -56,8 +56,10 @@ def without_yes_no(rows: Dataset) -> Dataset:
     return rows.select([i for i, text in enumerate(rows["question"]) if not text.lower().startswith(starts)])
 
 
-def main() -> None:
-    model_args, data_args, args = parse(ImageTextModelArguments, VQADataArguments, ExampleTrainingArguments)
+def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
+    model_args, data_args, args = parse(
+        ImageTextModelArguments, VQADataArguments, ExampleTrainingArguments, recipe=recipe, options=options
+    )
     start(args)
     train, test = load_train_and_eval(data_args)
     for needed in ("image", "question"):

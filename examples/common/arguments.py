@@ -1,4 +1,4 @@
-"""Command lines of the run_*.py scripts: options, a YAML recipe before them, or both.
+"""Arguments of the run_*.py scripts: options, a recipe (a YAML or JSON file) before them, or both.
 
 python examples/run_image_classification.py configuration/recipes/fashion_mnist-cpu.yaml --seed 1 --model_type vit
 """
@@ -6,14 +6,17 @@ python examples/run_image_classification.py configuration/recipes/fashion_mnist-
 import dataclasses
 import difflib
 import sys
+from argparse import SUPPRESS, Action, ArgumentTypeError
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.training.recipes import find_recipe, read_recipe, recipe_options
+from modeling_itnet.training.recipes import find_recipe, read_recipe
 
 CHECKPOINTS = ("model_name_or_path", "image_checkpoint", "text_checkpoint")  # options that bring a configuration
 NEW_MODEL = ("preset", "integration_mode", "config_overrides")  # options that describe one
@@ -41,8 +44,8 @@ class ModelArguments:
     integration_mode: str | None = field(
         default=None, metadata={"help": "exact, monte_carlo, low_rank or auto; default: that of the preset."}
     )
-    config_overrides: list[str] = field(
-        default_factory=list,
+    config_overrides: list[str] = field(  # what `parse` makes of the list is a mapping, as recipes have it
+        default_factory=dict,
         metadata={"help": "Any settings of ITNetConfig, as in: --config_overrides fourier_scale=1.0 patch_size=4"},
     )
 
@@ -52,23 +55,16 @@ class ModelArguments:
                 f"`preset` ({self.preset!r}) is the size of a new model, but the checkpoint "
                 f"{self.model_name_or_path!r} has its own"
             )
-        _ = self.overrides  # a wrong name is an error before any data are read
+        known = [setting.name for setting in dataclasses.fields(ITNetConfig)] + ["num_labels"]
+        for name in self.config_overrides:
+            if name not in known:
+                raise ValueError(f"`config_overrides`: ITNetConfig has no setting {name!r}{nearest(name, known)}")
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Settings of ITNetConfig that the options name, by --config_overrides and --integration_mode."""
-        known = [setting.name for setting in dataclasses.fields(ITNetConfig)] + ["num_labels"]
-        settings = {}
-        for setting in self.config_overrides:
-            name, sign, value = setting.partition("=")
-            if not sign:
-                raise ValueError(f"`config_overrides` ({setting!r}) must have the form name=value")
-            if name not in known:
-                raise ValueError(f"`config_overrides`: ITNetConfig has no setting {name!r}{nearest(name, known)}")
-            settings[name] = yaml.safe_load(value)
-        if self.integration_mode is not None:
-            settings["integration_mode"] = self.integration_mode
-        return settings
+        mode = {} if self.integration_mode is None else {"integration_mode": self.integration_mode}
+        return {**self.config_overrides, **mode}
 
     def config(self, modality: str, **task: Any) -> ITNetConfig:
         """The configuration: of the preset or the checkpoint, then what the task demands, then the overrides.
@@ -150,6 +146,7 @@ class ExampleTrainingArguments(TrainingArguments):
     hub_metrics: bool = field(
         default=False, metadata={"help": "Load metrics from the Hub by `evaluate`, not the same ones from here."}
     )
+    script: str = field(init=False, default="")  # no option: the name of the script that runs
 
 
 def nearest(name: str, known) -> str:
@@ -158,44 +155,104 @@ def nearest(name: str, known) -> str:
     return f", did you mean {found[0]!r}?" if found else ""
 
 
-def with_recipe(arguments: list[str]) -> list[str]:
-    """The options that a recipe, if the first argument is a .yaml file, and the arguments after it stand for.
+def parse(*classes: type, recipe: dict[str, Any] | None = None, options: list[str] | None = None) -> tuple:
+    """One instance per dataclass, of a recipe, as `read_recipe` returns it, and of options, which win.
 
-    Where these name a checkpoint, the model that the recipe describes is not built: of its settings only the measure
-    of image and text stays.
+    Without a recipe both come from the command line, where the first word may be the file of one. What is wrong with
+    them is then said in one line, and the script ends.
     """
-    if not arguments or not arguments[0].endswith((".yaml", ".yml")):
-        return list(arguments)
-    recipe, options = read_recipe(find_recipe(arguments[0])), list(arguments[1:])
-    given = {option.partition("=")[0].removeprefix("--") for option in options}
-    if given & set(CHECKPOINTS):
-        settings = recipe.get("config_overrides", {})
-        recipe = {name: value for name, value in recipe.items() if name not in NEW_MODEL}
-        if "measure" in settings and "model_name_or_path" not in given:
-            recipe["config_overrides"] = {"measure": settings["measure"]}
-    return recipe_options(recipe, options)
-
-
-def parse(*classes: type, arguments: list[str] | None = None) -> tuple:
-    """One instance per dataclass, of a recipe (if the first argument is a .yaml file) and options, which win.
-
-    Settings in --config_overrides join those of the recipe one by one. What is wrong with the arguments is said in one
-    line, and the script ends.
-    """
-    parser = HfArgumentParser(classes)
-
-    def fail(message: str) -> None:
-        print(f"{parser.prog}: error: {message}", file=sys.stderr)
+    if recipe is not None:
+        return _instances(classes, recipe, options or [])
+    try:
+        recipe, options = {}, sys.argv[1:]
+        if options and options[0].endswith((".yaml", ".yml", ".json")):
+            recipe = read_recipe(find_recipe(options.pop(0)))
+        return _instances(classes, {**recipe, "script": Path(sys.argv[0]).stem}, options)
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         sys.exit(2)
 
-    parser.error = fail
-    try:
-        words = with_recipe(sys.argv[1:] if arguments is None else list(arguments))
-        *parsed, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
-    except ValueError as error:
-        fail(str(error))
+
+def _instances(classes: Sequence[type], recipe: dict[str, Any], options: list[str]) -> tuple:
+    parser = HfArgumentParser(classes)
+    known = {action.dest: action for action in reversed(parser._actions) if action.type}  # no --no_x, no --help
+    required = [name for name, action in known.items() if action.required]
+    recipe = dict(recipe)
+    script, source = recipe.pop("script"), recipe.pop("recipe", None)
+    for name in recipe.keys() - known.keys():
+        raise ValueError(f"no such option: {name}, in {source}{nearest(name, known)}{_names(classes, script)}")
+    recipe = {name: _typed(known[name], value, source) for name, value in recipe.items()}
+    given, unknown = _given(parser, options)
     if unknown:
-        options = [word for word in unknown if word.startswith("--")] or unknown
-        name = options[0].partition("=")[0]
-        fail(f"no such option: {name}{nearest(name, parser._option_string_actions)}")
-    return tuple(parsed)
+        name = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
+        like = nearest(name, parser._option_string_actions)
+        raise ValueError(f"no such option: {name}{like}{_names(classes, script)}")
+    values = with_options(recipe, given)
+    missing = [f"--{name}" for name in required if name not in values]
+    if missing:
+        raise ValueError(f"the following arguments are required: {', '.join(missing)}")
+    instances = parser.parse_dict(values)
+    for arguments in instances:
+        if isinstance(arguments, ExampleTrainingArguments):
+            arguments.script = script
+    return instances
+
+
+def _given(parser: HfArgumentParser, options: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options that a user gave, without any default, and the words that are none."""
+
+    def fail(message: str) -> None:
+        raise ValueError(message)
+
+    parser.error = fail
+    for action in parser._actions:
+        action.default, action.required = SUPPRESS, False
+    given, unknown = parser.parse_known_args(options)
+    return vars(given), unknown
+
+
+def _names(classes: Sequence[type], script: str) -> str:
+    """The end of an error message: which options there are."""
+    general = {each.name for each in dataclasses.fields(TrainingArguments)}
+    own = dict.fromkeys(each.name for cls in classes for each in dataclasses.fields(cls) if each.init)
+    return f"; {script} has {', '.join(name for name in own if name not in general)} and those of TrainingArguments"
+
+
+def _typed(action: Action, value: Any, source: str) -> Any:
+    """A value of a recipe as the command line would read it: 3e-3 is text for YAML, but a number for learning_rate."""
+    if value is None or (isinstance(value, dict) and action.type is str):  # a string or, in files, a mapping
+        return value
+    try:
+        if action.nargs == "+":
+            return [action.type(str(each)) for each in (value if isinstance(value, list) else [value])]
+        typed = action.type(str(value))
+    except (ValueError, ArgumentTypeError):
+        typed = None
+    if typed is None or isinstance(value, list) or (action.choices and typed not in action.choices):
+        kinds = {"int": "a whole number", "float": "a number", "str": "a text", "string_to_bool": "true or false"}
+        wanted = kinds.get(action.type.__name__, f"one of {', '.join(map(str, action.choices or ()))}")
+        raise ValueError(f"`{action.dest}` ({value!r}) of {source} must be {wanted}")
+    return typed
+
+
+def with_options(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with the options that a user gave in place of its own.
+
+    Settings in --config_overrides join those of the recipe one by one. Where the user names a checkpoint, the model
+    that the recipe describes is not built: of its settings only the measure of image and text stays.
+    """
+    recipe, given = dict(recipe), dict(given)
+    settings = recipe.get("config_overrides", {})
+    if given.keys() & CHECKPOINTS:
+        recipe = {name: value for name, value in recipe.items() if name not in NEW_MODEL}
+        keeps_measure = "measure" in settings and "model_name_or_path" not in given
+        settings = {"measure": settings["measure"]} if keeps_measure else {}
+    for word in given.pop("config_overrides", ()):
+        name, sign, value = word.partition("=")
+        if not sign:
+            raise ValueError(f"`config_overrides` ({word!r}) must have the form name=value")
+        try:
+            settings = {**settings, name: yaml.safe_load(value)}
+        except yaml.YAMLError as error:
+            raise ValueError(f"`config_overrides` ({word!r}) must have a value that is valid YAML") from error
+    return {**recipe, **given, **({"config_overrides": settings} if settings else {})}

@@ -83,7 +83,7 @@ def run(
     model = trainer.accelerator.unwrap_model(trainer.model)
     config = model.config if isinstance(model, PreTrainedModel) else config
     results = {
-        "script": Path(sys.argv[0]).stem,
+        "script": args.script,
         "dataset": (find_data(data_arguments.dataset) or Path(data_arguments.dataset)).name,
         "evaluated_on": evaluated_rows(data_arguments),
         "model_type": model_arguments.model_type,
@@ -120,7 +120,7 @@ def last_checkpoint(trainer: ExampleTrainer, *arguments: ModelArguments | DataAr
     """
     args: ExampleTrainingArguments = trainer.args
     folder, checkpoint = Path(args.output_dir), None
-    described = {"script": Path(sys.argv[0]).stem}
+    described = {"script": args.script}
     for values in arguments:
         described |= asdict(values)
     for name in ("eval_split", "max_eval_samples"):
@@ -172,14 +172,18 @@ def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) 
 
 
 def command() -> str:
-    """How to repeat this run: its command line without where the output went."""
-    words, skip = [], False
-    for word in sys.argv:
-        if skip or word in ("--output_dir", "--results_file", "--disable_tqdm"):
-            skip = not skip
+    """How to repeat this run: its command line, of the script or of `itnet train`, without where the output went."""
+    outputs = ("output_dir", "results_file", "disable_tqdm")
+    program, *given = sys.argv
+    words = ["itnet"] if Path(program).stem == "itnet" else ["python", program]
+    while given:
+        word = given.pop(0)
+        named = given[0].partition("=")[0] if word in ("-o", "--override") else word.removeprefix("--")
+        if named in outputs:
+            given.pop(0)
         else:
-            words.append(os.path.relpath(word) if os.path.isabs(word) else word)
-    return f"python {shlex.join(words)}"
+            words.append(word)
+    return shlex.join(os.path.relpath(word) if os.path.isabs(word) else word for word in words)
 
 
 def start(args: ExampleTrainingArguments) -> None:

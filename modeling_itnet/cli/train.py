@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``itnet train``: a script of examples/ with the options of a recipe."""
 
+import importlib
 import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,29 +24,30 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, do not run it.")] = False,
 ) -> None:
     """Train the model of a recipe, in a clone of the repository. For instance: itnet train modelnet10-cpu -o seed=1"""
-    path = find_recipe(recipe)
-    script = _script(path)
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    command = [*launcher, str(script), str(path), *_options(override or [])]
+    settings, options = read_recipe(find_recipe(recipe)), _options(override or [])
+    folder, name = find_clone() / "examples", settings["script"]
+    if not (folder / f"{name}.py").is_file():
+        scripts = ", ".join(sorted(path.stem for path in folder.glob("run_*.py")))
+        raise ValueError(
+            f"{settings['recipe']} names the `script` {name!r}, which is not in {folder}; there are {scripts}"
+        )
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command = [sys.executable, *launcher, str(folder / f"{name}.py"), settings["recipe"], *options]
     if dry_run:
         typer.echo(shlex.join(command))
         return
-    raise typer.Exit(code=_run(command))
+    try:
+        if processes > 1:
+            raise typer.Exit(code=_launch(command))
+        sys.path.insert(0, str(folder))  # where Python looks first when it runs a script
+        importlib.import_module(name).main(settings, options)
+    except KeyboardInterrupt:
+        typer.echo("itnet: interrupted", err=True)
+        raise typer.Exit(code=130) from None
 
 
-def _script(recipe: Path) -> Path:
-    """The file in examples/ that a recipe names."""
-    folder, name = find_clone() / "examples", read_recipe(recipe)["script"]
-    if not (folder / f"{name}.py").is_file():
-        scripts = ", ".join(sorted(path.stem for path in folder.glob("run_*.py")))
-        raise ValueError(f"{recipe} names the `script` {name!r}, which is not in {folder}; there are {scripts}")
-    return folder / f"{name}.py"
-
-
-def _run(command: list[str]) -> int:
-    """Exit code of a command. Ctrl-C ends it with one line: the process itself does not hear of it, only SIGTERM."""
+def _launch(command: list[str]) -> int:
+    """Exit code of a command. Its processes do not hear of Ctrl-C: this one does, and ends them by SIGTERM."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
     try:
         process = subprocess.Popen(command)
@@ -57,8 +58,7 @@ def _run(command: list[str]) -> int:
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
-        typer.echo("itnet: interrupted", err=True)
-        return 130
+        raise
 
 
 def _options(overrides: list[str]) -> list[str]:
@@ -69,7 +69,7 @@ def _options(overrides: list[str]) -> list[str]:
         if not sign:
             raise ValueError(f"`--override` ({override!r}) must have the form name=value")
         if name.startswith("config_overrides."):
-            settings.append(f"{name.removeprefix('config_overrides.')}={value}")
+            settings.append(override.removeprefix("config_overrides."))
         else:
             words += [f"--{name}", value]
     return words + (["--config_overrides", *settings] if settings else [])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training recipes: YAML files with the name of a script in examples/ and its options."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ RECIPES = ROOT / "configuration" / "recipes"
 
 def find_clone() -> Path:
     """The clone that holds recipes and scripts: the one around the working directory, or else around this file."""
-    folders = (Path.cwd(), *Path.cwd().parents, ROOT)
-    for folder in folders:
+    for folder in (Path.cwd(), *Path.cwd().parents, ROOT):
         if (folder / "configuration" / "recipes").is_dir() and (folder / "examples").is_dir():
             return folder
     raise ValueError(
@@ -39,10 +37,10 @@ def recipe_names(folder: Path = RECIPES) -> list[str]:
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The options of a recipe and `script`, the run_*.py that takes them. `base` names a recipe that it builds on.
+    """The options of a recipe, `script`, the run_*.py that takes them, and `recipe`, the file itself.
 
-    `config_overrides`, a mapping of settings of ITNetConfig, joins that of the base setting by setting. ``above`` are
-    the recipes that build on this one.
+    `base` names a recipe that this one builds on. `config_overrides`, a mapping of settings of ITNetConfig, joins that
+    of the base setting by setting. ``above`` are the recipes that build on this one.
     """
     if path.resolve() in above:
         raise ValueError(f"{path} builds on itself by `base`")
@@ -50,8 +48,8 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no valid YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{path} must hold a mapping of options")
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("config_overrides", {}), dict):
+        raise ValueError(f"{path} must hold a mapping of options, and `config_overrides` in it a mapping of settings")
     if "base" in recipe:
         base = path.parent / f"{recipe.pop('base')}.yaml"
         if not base.is_file():
@@ -61,21 +59,4 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         recipe = {**base, **recipe, "config_overrides": overrides}
     if "script" not in recipe:
         raise ValueError(f"{path} must name a `script` of examples/, such as run_image_classification")
-    return recipe
-
-
-def recipe_options(recipe: dict[str, Any], options: list[str]) -> list[str]:
-    """The command line that a recipe and further options stand for. Options win; config_overrides join."""
-    words = []
-    for name, value in recipe.items():
-        if name not in ("script", "config_overrides"):
-            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-            words += [f"--{name}", *map(str, values)]
-    settings = [f"{name}={json.dumps(value)}" for name, value in recipe.get("config_overrides", {}).items()]
-    options = list(options)
-    if "--config_overrides" in options:
-        start = options.index("--config_overrides") + 1
-        options[start:start] = settings
-    elif settings:
-        options = ["--config_overrides", *settings, *options]
-    return words + options
+    return {**recipe, "recipe": str(path)}

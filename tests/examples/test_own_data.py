@@ -285,17 +285,17 @@ class TestArguments:
         [
             (["--dataset", "x", "--sed", "1"], "no such option: --sed, did you mean '--seed'?"),
             (["--dataset", "x", "--config_overrides", "rnk=3"], "has no setting 'rnk', did you mean 'rank'?"),
+            (["--dataset", "x", "--config_overrides", "measure=[3"], "('measure=[3') must have a value that is valid"),
             (["--dataset", "x", "--seed", "one"], "argument --seed: invalid int value: 'one'"),
             ([], "the following arguments are required: --dataset"),
             (["no-such.yaml"], "no recipe 'no-such.yaml'"),
         ],
     )
-    def test_one_line(self, load_script, capsys, arguments, message):
+    def test_one_line(self, load_script, capsys, monkeypatch, arguments, message):
         module = load_script("common.arguments")
+        monkeypatch.setattr(sys, "argv", ["run_it.py", *arguments])
         with pytest.raises(SystemExit) as stop:
-            module.parse(
-                module.ModelArguments, module.DataArguments, module.ExampleTrainingArguments, arguments=arguments
-            )
+            module.parse(module.ModelArguments, module.DataArguments, module.ExampleTrainingArguments)
         printed = capsys.readouterr().err.strip()
         assert stop.value.code == 2 and message in printed and "\n" not in printed
 

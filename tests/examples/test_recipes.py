@@ -1,7 +1,10 @@
 """Every recipe names a script, makes its model at full size, and trains two steps of a small one."""
 
 import json
+import re
+import sys
 
+import datasets
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -17,7 +20,7 @@ from modeling_itnet import (
     ITNetForVisualQuestionAnswering,
 )
 from modeling_itnet.cli import app
-from modeling_itnet.training.recipes import RECIPES, find_recipe, read_recipe, recipe_names, recipe_options
+from modeling_itnet.training.recipes import RECIPES, find_recipe, read_recipe, recipe_names
 
 # Modality and head by script.
 HEADS = {
@@ -49,7 +52,7 @@ def test_model_is_built(load_script, name):
     arguments = load_script("common.arguments")
     recipe = read_recipe(find_recipe(name))
     modality, head = HEADS[recipe["script"]]
-    settings = [f"{key}={json.dumps(value)}" for key, value in recipe.get("config_overrides", {}).items()]
+    settings = recipe.get("config_overrides", {})
     task = {"signal": {"position_dim": 2, "signal_feature_size": 1}, "multimodal": {"num_labels": 10}}
     config = arguments.ModelArguments(preset=recipe["preset"], config_overrides=settings).config(
         modality, **task.get(modality, {})
@@ -148,21 +151,95 @@ def test_data_can_be_got(load_script):
             assert all(part.count("/") == 1 for part in found.split("+"))
 
 
-def test_options_win_and_overrides_join(tmp_path):
+@pytest.fixture
+def parse(load_script):
+    """parse(recipe, options): the model's, the data's and the trainer's arguments."""
+    module = load_script("common.arguments")
+    classes = (module.ModelArguments, module.DataArguments, module.ExampleTrainingArguments)
+    return lambda recipe, options=(): module.parse(*classes, recipe=recipe, options=list(options))
+
+
+def test_options_win_and_overrides_join(parse, tmp_path):
     (tmp_path / "a.yaml").write_text(
-        "script: run_mlm\nseed: 1\nconfig_overrides: {rank: 2, num_samples: 4}\n", encoding="utf-8"
+        "script: run_mlm\ndataset: x\nseed: 1\nlearning_rate: 1e-3\nconfig_overrides: {rank: 2, num_samples: 4}\n",
+        encoding="utf-8",
     )
-    (tmp_path / "b.yaml").write_text("base: a\nlearning_rate: 0.1\nconfig_overrides: {rank: 3}\n", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text("base: a\nbf16: no\nconfig_overrides: {rank: 3}\n", encoding="utf-8")
     recipe = read_recipe(tmp_path / "b.yaml")
     assert recipe == {
         "script": "run_mlm",
+        "recipe": str(tmp_path / "b.yaml"),
+        "dataset": "x",
         "seed": 1,
-        "learning_rate": 0.1,
+        "learning_rate": "1e-3",  # what YAML makes of a number without a point
+        "bf16": False,
         "config_overrides": {"rank": 3, "num_samples": 4},
     }
-    words = recipe_options(recipe, ["--seed", "2", "--config_overrides", "rank=5"])
-    assert words[:4] == ["--seed", "1", "--learning_rate", "0.1"]
-    assert words[4:] == ["--seed", "2", "--config_overrides", "rank=3", "num_samples=4", "rank=5"]
+    model, data, training = parse(recipe, ["--seed", "2", "--config_overrides", "rank=5", "measure=[3, 1]"])
+    assert model.overrides == {"rank": 5, "num_samples": 4, "measure": [3, 1]}
+    assert (data.dataset, training.seed, training.learning_rate, training.bf16) == ("x", 2, 1e-3, False)
+    assert training.script == "run_mlm" and training.remove_unused_columns is False
+
+
+def test_a_json_file_is_a_recipe(load_script, tmp_path, monkeypatch):
+    module = load_script("common.arguments")
+    path = tmp_path / "a.json"
+    path.write_text('{"script": "run_mlm", "dataset": "x", "adam_beta1": 0.8}', encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["run_mlm.py", str(path), "--seed", "3"])
+    data, training = module.parse(module.DataArguments, module.ExampleTrainingArguments)
+    assert (data.dataset, training.adam_beta1, training.seed) == ("x", 0.8, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sed": 1}, "no such option: sed, in a.yaml, did you mean 'seed'?; run_mlm has model_type, .*dataset.* and"),
+        ({"seed": 1.5}, "`seed` (1.5) of a.yaml must be a whole number"),
+        ({"learning_rate": "fast"}, "`learning_rate` ('fast') of a.yaml must be a number"),
+        ({"bf16": "perhaps"}, "`bf16` ('perhaps') of a.yaml must be true or false"),
+        ({"dataset": ["x", "y"]}, "`dataset` (['x', 'y']) of a.yaml must be a text"),
+        ({"config_overrides": {"rnk": 3}}, "ITNetConfig has no setting 'rnk', did you mean 'rank'?"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe(parse, wrong, message):
+    with pytest.raises(ValueError) as caught:
+        parse({"script": "run_mlm", "recipe": "a.yaml", "dataset": "x", **wrong})
+    assert re.search(re.escape(message).replace(re.escape(".*"), ".*"), str(caught.value))
+
+
+def test_a_recipe_may_lack_what_the_options_give(parse):
+    recipe = {"script": "run_mlm", "recipe": "a.yaml"}
+    assert parse(recipe, ["--dataset", "x"])[1].dataset == "x"
+    with pytest.raises(ValueError, match="the following arguments are required: --dataset"):
+        parse(recipe)
+    with pytest.raises(ValueError, match=r"no such option: --sed, did you mean '--seed'.*; run_mlm has model_type"):
+        parse(recipe, ["--dataset", "x", "--sed", "1"])
+
+
+def test_train_runs_in_this_process(tiny_data, tmp_path, monkeypatch, load_script):
+    """`itnet train` reads the recipe once, hands it to the script, and records itself as what to repeat."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    read, script = [], load_script("run_point_cloud")
+    monkeypatch.setattr("modeling_itnet.cli.train.read_recipe", lambda path: read.append(path) or read_recipe(path))
+    main = script.main
+    monkeypatch.setattr(script, "main", lambda recipe, options: read.append(recipe["script"]) or main(recipe, options))
+    overrides = [f"dataset={tiny_data['run_point_cloud']}", f"output_dir={tmp_path / 'out'}", "max_steps=1"]
+    overrides += [
+        "num_points=16",
+        "use_cpu=true",
+        "disable_tqdm=true",
+        *(f"config_overrides.{word}" for word in SMALL),
+    ]
+    words = ["train", "modelnet10-cpu", *(word for override in overrides for word in ("-o", override))]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/itnet", *words])
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert read == [find_recipe("modelnet10-cpu"), "run_point_cloud"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert (results["script"], results["steps"], results["width"]) == ("run_point_cloud", 1, 16)
+    assert results["command"].startswith("itnet train modelnet10-cpu -o dataset=")
+    assert "output_dir" not in results["command"] and "-o num_points=16" in results["command"]
 
 
 def test_command_line():
