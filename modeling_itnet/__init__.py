@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ITNet for Transformers. Importing this package registers its classes with the Auto classes."""
 
-from configuration_itnet import ITNetConfig, preset_names
+from configuration_itnet import Head, ITNetConfig, Modality, preset_names
 
 from ._version import __version__
 from .analysis.diagnosis import KernelDiagnosis, diagnose_kernels
@@ -22,9 +22,8 @@ from .heads import (
     vqa_soft_targets,
 )
 from .hub import export_to_hub_folder
-from .hub.auto import register_auto_classes
+from .hub.auto import register_auto_classes, register_modality
 from .hub.multimodal_checkpoints import from_image_and_text_checkpoints
-from .hub.pipelines import register_pipelines
 from .integration.low_rank_fit import LowRankReport
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .operator import ITNetFourierFeatures, ITNetOperator
@@ -32,9 +31,9 @@ from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointClou
 from .training.optimization import optimizer_param_groups
 
 register_auto_classes()
-register_pipelines()
 
 __all__ = [
+    "Head",
     "ITNetConfig",
     "ITNetForGraphClassification",
     "ITNetForImageClassification",
@@ -57,6 +56,7 @@ __all__ = [
     "KernelDiagnosis",
     "KernelSpectrum",
     "LowRankReport",
+    "Modality",
     "Signal",
     "__version__",
     "diagnose_kernels",
@@ -65,6 +65,7 @@ __all__ = [
     "kernel_spectrum",
     "optimizer_param_groups",
     "preset_names",
+    "register_modality",
     "vqa_accuracy",
     "vqa_soft_targets",
 ]

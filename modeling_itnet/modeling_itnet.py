@@ -2,7 +2,7 @@
 """ITNetModel: encoder -> L layers -> final layer norm."""
 
 import inspect
-import math
+import json
 from functools import wraps
 from pathlib import Path
 
@@ -16,15 +16,14 @@ from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import ITNetConfig, find_modality
 
 from .domain import Signal, check_tensor
-from .encoders import ENCODERS, ITNetGraphEncoder, ITNetImageEncoder
 from .integration.anchors import ITNetAnchors
 from .integration.choice import Plan, integration_plan, needs_anchors
 from .integration.factors import ITNetFactor, ITNetFactors
-from .integration.low_rank_fit import LowRankReport, fit_low_rank
 from .layers import ITNetLayer
+from .modalities import find_encoder
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
 from .outputs import ITNetModelOutput
 
@@ -37,11 +36,15 @@ class ITNetPreTrainedModel(PreTrainedModel):
     config: ITNetConfig
     base_model_prefix = "itnet"
     main_input_name = "pixel_values"
-    input_modalities = ("image", "text")
     supports_gradient_checkpointing = True
-    _no_split_modules = ("ITNetLayer", *(encoder.__name__ for encoder in ENCODERS.values()))
+    _no_split_modules = ("ITNetLayer",)
     _keep_in_fp32_modules_strict = ("fourier.frequencies",)
     _can_record_outputs = {"hidden_states": ITNetLayer}
+
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What the model reads, by Transformers' names."""
+        return find_modality(self.config.modality).parts or (self.config.modality,)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
@@ -85,23 +88,29 @@ class ITNetPreTrainedModel(PreTrainedModel):
         """
         if with_code is None:
             with_code = any("--" not in name for name in (getattr(self.config, "auto_map", None) or {}).values())
-        if with_code and not self.is_remote_code():  # code from the Hub is saved by the base class
-            if kwargs.pop("push_to_hub", False):
-                raise ValueError("`push_to_hub=True` does not go with code: call `model.push_to_hub(repo_id)` instead")
-            _hub().export_to_hub_folder(self, save_directory, processor, is_main_process, *args, **kwargs)
-            return
+        hub = (
+            _package()[0] if with_code and not self.is_remote_code() else None
+        )  # the base class saves code from the Hub
+        if hub is not None and kwargs.get("push_to_hub"):
+            raise ValueError("`push_to_hub=True` does not go with code: call `model.push_to_hub(repo_id)` instead")
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if not is_main_process:
+            return
         for part in processor if isinstance(processor, (list, tuple)) else [processor]:
-            if part is not None and is_main_process:
+            if part is not None:
                 part.save_pretrained(save_directory)
+        if hub is not None:
+            hub.add_code(self, Path(save_directory))
+        elif getattr(self.config, "auto_map", None):
+            _forget_missing_code(Path(save_directory))
 
     def push_to_hub(self, repo_id: str, *, with_code: bool = True, processor=None, **kwargs) -> str:
         """As in the base class, with the code that loads the model where this package is not installed."""
         if not with_code or self.is_remote_code():
             return super().push_to_hub(repo_id, **kwargs)
-        return _hub().push_with_code(self, repo_id, processor, **kwargs)
+        return _package()[0].push_with_code(self, repo_id, processor, **kwargs)
 
-    def to_low_rank(self, rank: int, calibration_data, **settings) -> LowRankReport:
+    def to_low_rank(self, rank: int, calibration_data, **settings):
         """
         Switches a trained model from exact to low-rank integration, in place.
 
@@ -112,9 +121,11 @@ class ITNetPreTrainedModel(PreTrainedModel):
                 learning rates, `integration_mode`, `seed`.
 
         Returns:
-            The relative errors per layer and of the whole model.
+            [`LowRankReport`]: the relative errors per layer and of the whole model.
         """
-        return fit_low_rank(self, rank, calibration_data, **settings)
+        if self.is_remote_code():
+            raise ImportError("`to_low_rank` needs the itnet package, and the model to be loaded by its classes")
+        return _package()[1].fit_low_rank(self, rank, calibration_data, **settings)
 
     def to_monte_carlo(self, num_samples: int | None = None) -> None:
         """
@@ -138,17 +149,14 @@ class ITNetPreTrainedModel(PreTrainedModel):
         its linear layers: these carry the name of their scheme in an attribute ``initialization``.
         """
         super()._init_weights(module)
-        std = self.config.initializer_range
         if isinstance(module, (ITNetFourierFeatures, ITNetKernel, ITNetFactor)):
             module.reset_parameters()
         elif isinstance(module, ITNetFactors):  # its two factors come by themselves
             init.copy_(module.bias, torch.eye(module.bias.shape[-1], device="cpu").expand(module.bias.shape))
-        elif isinstance(module, ITNetImageEncoder) and module.cls_token is not None:
-            init.normal_(module.cls_token, std=std)
-        elif isinstance(module, ITNetGraphEncoder) and module.gate_root is not None:
-            init.constant_(module.gate_root, math.sqrt(self.config.edge_gate_init))
+        elif hasattr(module, "reset_own_parameters"):  # encoders
+            module.reset_own_parameters(self.config)
         elif isinstance(module, nn.Conv2d):
-            init.trunc_normal_(module.weight, std=std)
+            init.trunc_normal_(module.weight, std=self.config.initializer_range)
         elif hasattr(module, "initialization"):
             reset_linear(module, self.config)
 
@@ -165,13 +173,29 @@ def _broken_weights(name) -> str:
     return ", ".join(broken) or f"a safetensors file of {str(name)!r}"
 
 
-def _hub():
-    """The exporter. It is not part of what it exports: code on the Hub is saved by copying it."""
+def _forget_missing_code(folder: Path) -> None:
+    """Takes out of a saved configuration what names code that is neither in its folder nor in a repository."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+
+    def is_there(reference: str) -> bool:
+        return "--" in reference or (folder / f"{reference.split('.')[0]}.py").exists()
+
+    values["auto_map"] = {name: reference for name, reference in values["auto_map"].items() if is_there(reference)}
+    pipelines = values.get("custom_pipelines", {}).items()
+    values["custom_pipelines"] = {task: entry for task, entry in pipelines if is_there(entry["impl"])}
+    values = {name: value for name, value in values.items() if value or name not in ("auto_map", "custom_pipelines")}
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _package():
+    """The exporter and the low-rank fit: what works on models, and is not exported with them."""
     try:
         from modeling_itnet.hub import export
+        from modeling_itnet.integration import low_rank_fit
     except ImportError as error:
         raise ImportError("Saving with code needs the itnet package itself, not only its exported code") from error
-    return export
+    return export, low_rank_fit
 
 
 def main_input_first(forward):
@@ -191,7 +215,7 @@ def main_input_first(forward):
         order = names  # of a head, whose signature has nothing but what its modality takes
         if self is self.base_model:
             order = [name for name in names if name in self.encoder.required + self.encoder.optional]
-        order = sorted(order, key=lambda name: name != self.main_input_name)
+        order = list(dict.fromkeys([self.main_input_name, *order]))
         if len(args) > len(order):
             raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
         return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
@@ -207,14 +231,13 @@ def main_input_first(forward):
 class ITNetModel(ITNetPreTrainedModel):
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        if config.modality not in ENCODERS:
-            raise ValueError(f"`modality` ({config.modality!r}) has no encoder; there are {sorted(ENCODERS)}")
         self.fourier = ITNetFourierFeatures(config)
-        self.encoder = ENCODERS[config.modality](config, self.fourier.size)
+        self.encoder = find_encoder(config)(config, self.fourier.size)
         self.layers = nn.ModuleList(ITNetLayer(config, index + 1) for index in range(config.num_hidden_layers))
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.anchors = ITNetAnchors()
         self.main_input_name = self.encoder.main_input_name
+        self._no_split_modules = (*self._no_split_modules, type(self.encoder).__name__)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -292,6 +315,7 @@ class ITNetModel(ITNetPreTrainedModel):
             "node_features": node_features,
             "node_types": node_types,
             "neighbors": neighbors,
+            **{name: kwargs.pop(name) for name in self.encoder.required + self.encoder.optional if name in kwargs},
         }
         given = {name: value for name, value in given.items() if value is not None}
         self._check_inputs(given)

@@ -2,7 +2,17 @@
 """Configuration of ITNet models: `ITNetConfig` and the named presets."""
 
 from .configuration_itnet import ITNetConfig
+from .modalities import MODALITIES, Head, Modality, find_modality
 from .preset_files import preset_names
 from .rules import KERNEL_INPUTS, check_names
 
-__all__ = ["KERNEL_INPUTS", "ITNetConfig", "check_names", "preset_names"]
+__all__ = [
+    "KERNEL_INPUTS",
+    "MODALITIES",
+    "Head",
+    "ITNetConfig",
+    "Modality",
+    "check_names",
+    "find_modality",
+    "preset_names",
+]

@@ -4,21 +4,14 @@
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
-from huggingface_hub.dataclasses import strict
+from huggingface_hub.dataclasses import strict, validated_field
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
+from .modalities import find_modality
 from .preset_files import read_preset
-from .rules import (
-    CLS_MODALITIES,
-    KERNEL_INPUTS,
-    POSITION_DIMS,
-    check_config,
-    check_kernel_inputs,
-    check_names,
-    check_num_labels,
-)
+from .rules import KERNEL_INPUTS, check_config, check_kernel_inputs, check_names, check_num_labels
 
 logger = logging.get_logger(__name__)
 _GENERATION_DEFAULTS = GenerationConfig()
@@ -59,7 +52,8 @@ class ITNetConfig(PreTrainedConfig):
     Args:
         modality (`str`, *optional*, defaults to `"image"`):
             Which encoder turns the inputs into a signal: `"image"`, `"text"`, `"multimodal"` (image and text on one
-            joint domain), `"point_cloud"`, `"graph"`, or `"signal"` (features and positions are given directly).
+            joint domain), `"point_cloud"`, `"graph"`, `"signal"` (features and positions are given directly), or one
+            that `modeling_itnet.register_modality` has added.
 
         > Width and depth
 
@@ -262,7 +256,7 @@ class ITNetConfig(PreTrainedConfig):
         "layers.*.feed_forward.contract": "rowwise",
     }
 
-    modality: Literal["image", "text", "multimodal", "point_cloud", "graph", "signal"] = "image"
+    modality: str = validated_field(find_modality, default="image")
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -331,10 +325,11 @@ class ITNetConfig(PreTrainedConfig):
         check_names([name for name in kwargs if not _is_common(name)], _own_fields(type(self)), type(self).__name__)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        row = find_modality(self.modality)
         if self.position_dim is None:
-            self.position_dim = POSITION_DIMS.get(self.modality)
+            self.position_dim = row.position_dim
         if self.pooling is None:
-            self.pooling = "cls" if self.modality in CLS_MODALITIES and not self.is_causal else "mean"
+            self.pooling = "cls" if row.has_cls and not self.is_causal else "mean"
         check_kernel_inputs(self.kernel_inputs)  # before sorting, which would hide unknown and repeated names
         self.kernel_inputs = tuple(group for group in KERNEL_INPUTS if group in self.kernel_inputs)
         # JSON knows no tuples: one form for both keeps a configuration equal to its reloaded self.

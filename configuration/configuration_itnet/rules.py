@@ -10,18 +10,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral
 
+from .modalities import MODALITIES, find_modality
+
 # Input groups of the kernel MLP, in the order of Eq. kernel_input. Columns of W1 follow this order.
 KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
-
-# Coordinates per position, s. A "signal" brings its own.
-POSITION_DIMS = {"image": 2, "text": 1, "multimodal": 2, "point_cloud": 3, "graph": 8}
-# A graph may keep any number of Laplacian eigenvectors; the other domains have as many axes as they have.
-FREE_POSITION_DIM = ("graph", "signal")
-
-CLS_MODALITIES = ("image", "text", "multimodal")
-CAUSAL_MODALITIES = ("text", "signal")
-MEASURED_MODALITIES = ("image", "text")  # order of explicit weights in `measure`
-TOKEN_MODALITIES = ("text", "multimodal")
 
 POSITIVE = (
     "hidden_size",
@@ -120,28 +112,32 @@ def check_patches(config) -> None:
 
 
 def check_modality(config) -> None:
-    modality = config.modality
+    row = find_modality(config.modality)
     if config.position_dim is None:
-        raise ValueError(f"`position_dim` (None) must be given for `modality` ({modality!r})")
-    if modality not in FREE_POSITION_DIM and config.position_dim != POSITION_DIMS[modality]:
+        raise ValueError(f"`position_dim` (None) must be given for `modality` ({row.name!r})")
+    if not row.has_free_position_dim and config.position_dim != row.position_dim:
         raise ValueError(
-            f"`position_dim` ({config.position_dim}) must be {POSITION_DIMS[modality]} for `modality` ({modality!r})"
+            f"`position_dim` ({config.position_dim}) must be {row.position_dim} for `modality` ({row.name!r})"
         )
-    if config.pooling == "cls" and modality not in CLS_MODALITIES:
+    if config.pooling == "cls" and not row.has_cls:
         raise ValueError(
-            f"`pooling` ('cls') needs a [CLS] position, which `modality` ({modality!r}) does not have; "
-            f"only {', '.join(CLS_MODALITIES)} do"
+            f"`pooling` ('cls') needs a [CLS] position, which `modality` ({row.name!r}) does not have; "
+            f"only {_names_with('has_cls')} do"
         )
-    if config.is_causal and modality not in CAUSAL_MODALITIES:
+    if config.is_causal and not row.is_ordered:
         raise ValueError(
-            f"`is_causal` (True) needs ordered positions, which `modality` ({modality!r}) does not have; "
-            f"only {', '.join(CAUSAL_MODALITIES)} do"
+            f"`is_causal` (True) needs ordered positions, which `modality` ({row.name!r}) does not have; "
+            f"only {_names_with('is_ordered')} do"
         )
+
+
+def _names_with(property_name: str) -> str:
+    return ", ".join(name for name, row in MODALITIES.items() if getattr(row, property_name))
 
 
 def check_tokens(config) -> None:
     padding, size = config.pad_token_id, config.vocab_size
-    if config.modality in TOKEN_MODALITIES and padding is not None and not 0 <= padding < size:
+    if find_modality(config.modality).has_tokens and padding is not None and not 0 <= padding < size:
         raise ValueError(
             f"`pad_token_id` ({padding}) must be from 0 to {size - 1}, below `vocab_size` ({size}), or None"
         )
@@ -165,17 +161,17 @@ def check_measure(config) -> None:
     measure = config.measure
     if measure == "uniform":
         return
-    if config.modality != "multimodal":
+    parts = find_modality(config.modality).parts
+    if not parts:
+        joint = " or ".join(repr(name) for name, row in MODALITIES.items() if row.parts)
         raise ValueError(
             f"`measure` ({measure!r}) weighs modalities against each other, so `modality` ({config.modality!r}) "
-            "must be 'multimodal'; a single modality takes 'uniform'"
+            f"must be {joint}; a single modality takes 'uniform'"
         )
     if measure == "balanced":
         return
-    if len(measure) != len(MEASURED_MODALITIES) or not all(0 < weight < math.inf for weight in measure):
-        raise ValueError(
-            f"`measure` ({measure!r}) must hold one positive weight for each of {', '.join(MEASURED_MODALITIES)}"
-        )
+    if len(measure) != len(parts) or not all(0 < weight < math.inf for weight in measure):
+        raise ValueError(f"`measure` ({measure!r}) must hold one positive weight for each of {', '.join(parts)}")
 
 
 def check_activation(name: str) -> None:

@@ -8,8 +8,8 @@ import typer
 
 from configuration_itnet import ITNetConfig
 
-from ..hub.auto import AUTO_MODELS
-from ..modeling_itnet import ITNetPreTrainedModel
+from ..modalities import find_heads
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
 #: The sub-commands that have been loaded. The application is `itnet_command.app`.
 commands = typer.Typer(callback=lambda: None)  # with a callback it stays a group, even of one
@@ -30,7 +30,7 @@ def load_config(name: str, **overrides) -> ITNetConfig:
 
 def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
     """The class that a model was saved in; the bare model for a preset."""
-    classes = {cls.__name__: cls for by_modality in AUTO_MODELS.values() for cls in by_modality.values()}
+    classes = {cls.__name__: cls for cls in (ITNetModel, *(cls for cls, _, _ in find_heads()))}
     name = (config.architectures or ["ITNetModel"])[0]
     if name not in classes:
         raise ValueError(f"the checkpoint was saved as {name}, which is none of {', '.join(classes)}")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from configuration_itnet import MODALITIES, find_modality
+
 from ..hub import create_checkpoint, export_to_hub_folder, preset_cards, task_classes
 from .app import check_new_folder, commands, load_model, print_json
 from .inputs import read_inputs, read_processors
@@ -19,9 +21,7 @@ _OVERWRITE = typer.Option("--overwrite", help="Write into the folder although it
 def create(
     preset: Annotated[str, typer.Argument(help="itnet-tiny, -pc, -small, -base or -large.")],
     folder: Annotated[Path, typer.Argument(help="Where to: a new or empty folder.")],
-    modality: Annotated[
-        str | None, typer.Option(help="image, text, multimodal, point_cloud, graph or signal.")
-    ] = None,
+    modality: Annotated[str | None, typer.Option(help=f"One of {', '.join(MODALITIES)}.")] = None,
     mode: Annotated[str | None, typer.Option(help="exact, monte_carlo, low_rank or auto.")] = None,
     task: Annotated[
         str | None,
@@ -55,7 +55,7 @@ def create(
         texts=texts or (),
         **overrides,
     )
-    words = f", {model.config.vocab_size:,} tokens" if model.config.modality in ("text", "multimodal") else ""
+    words = f", {model.config.vocab_size:,} tokens" if find_modality(model.config.modality).has_tokens else ""
     typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters{words}, random weights")
 
 

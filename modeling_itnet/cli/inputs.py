@@ -7,10 +7,17 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import ITNetConfig, find_modality
 
+from ..modalities import load
 from ..processing import read_points
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -46,20 +53,20 @@ def read_inputs(
     """
     if all(path.suffix == ".npz" for path in paths):
         return [_arguments(_existing(path)) for path in paths]
-    readers = {"image": _images, "text": _texts, "point_cloud": _clouds}
-    if config.modality not in readers:
+    reader = find_modality(config.modality).reader
+    if reader is None:
         raise ValueError(f"`modality` ({config.modality!r}) is read from .npz files of forward arguments only")
     processors = read_processors(checkpoint)
     if not processors:
         raise ValueError(f"{checkpoint} has no processor or tokenizer; save one there, or give .npz files")
-    items = [item for path in paths for item in readers[config.modality](_existing(path))][:limit]
+    items = [item for path in paths for item in load(reader)(_existing(path))][:limit]
     if not items:
         raise ValueError(f"nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
     return [_process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
 
 
 def _process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
-    if config.modality == "text":
+    if isinstance(processor, PreTrainedTokenizerBase):
         limits = {"truncation": True, "max_length": config.max_position_embeddings}
         batch = processor(items, padding=True, return_tensors="pt", **limits)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -72,7 +79,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _images(path: Path) -> list[Image.Image]:
+def read_images(path: Path) -> list[Image.Image]:
     if path.suffix == ".parquet":
         return _column(path, "image")
     if path.is_dir():
@@ -80,7 +87,7 @@ def _images(path: Path) -> list[Image.Image]:
     return [Image.open(path)]
 
 
-def _texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     if path.suffix == ".parquet":
         return _column(path, "text")
     files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
@@ -88,10 +95,10 @@ def _texts(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _clouds(path: Path) -> list[np.ndarray]:
+def read_clouds(path: Path) -> list[np.ndarray]:
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (*ARRAY_SUFFIXES, *MESH_SUFFIXES)]
-        return [cloud for file in files for cloud in _clouds(file)]
+        return [cloud for file in files for cloud in read_clouds(file)]
     if path.suffix.lower() in MESH_SUFFIXES:
         return [read_points(path)]
     if path.suffix not in ARRAY_SUFFIXES:

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from configuration_itnet import MODALITIES, find_modality
+
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
+from ..modalities import load
 from .app import commands, load_model
 from .inputs import TEXT_SUFFIXES, read_inputs, read_processors
 
@@ -28,31 +32,41 @@ def plot_kernel(
 ) -> None:
     """Draw how strongly one layer couples the positions of an input."""
     model = load_model(checkpoint)
-    modality = model.config.modality
-    if modality not in ("image", "text", "point_cloud"):
-        raise ValueError(
-            f"there is no picture for `modality` ({modality!r}); only image, text and point_cloud have one"
-        )
-    if modality == "text" and query:
+    row = find_modality(model.config.modality)
+    if row.plot is None:
+        names = ", ".join(other.name for other in MODALITIES.values() if other.plot is not None)
+        raise ValueError(f"there is no picture for `modality` ({row.name!r}); only {names} have one")
+    load(row.plot)(model, checkpoint, source, query or [], output, layer, part)
+    typer.echo(str(output))
+
+
+def plot_image(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
+    inputs = _read(model, checkpoint, source)
+    plot_image_kernel(model, inputs["pixel_values"], output, [_patch(text) for text in query] or None, layer, part)
+
+
+def plot_text(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
+    if query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
-    if modality == "text" and not Path(source).is_file():
-        if len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
-            raise ValueError(f"no such file: {source}")
-        tokenizer = _tokenizer(checkpoint)
+    tokenizer = _tokenizer(checkpoint)
+    if Path(source).is_file():
+        inputs = _read(model, checkpoint, source)
+    elif len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
+        raise ValueError(f"no such file: {source}")
+    else:
         inputs = dict(tokenizer(source, return_tensors="pt", truncation=True).convert_to_tensors("pt"))
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    else:
-        inputs = read_inputs(checkpoint, model.config, [Path(source)], limit=1, batch_size=1)[0]
-    if modality == "image":
-        queries = None if not query else [_patch(text) for text in query]
-        plot_image_kernel(model, inputs["pixel_values"], output, queries, layer, part)
-    elif modality == "text":
-        tokens = _tokenizer(checkpoint).convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-        plot_text_kernel(model, inputs, tokens, output, layer, part)
-    else:
-        queries = None if not query else [_number(text) for text in query]
-        plot_cloud_kernel(model, inputs, output, queries, layer, part)
-    typer.echo(str(output))
+    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    plot_text_kernel(model, inputs, tokens, output, layer, part)
+
+
+def plot_cloud(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
+    inputs = _read(model, checkpoint, source)
+    plot_cloud_kernel(model, inputs, output, [_number(text) for text in query] or None, layer, part)
+
+
+def _read(model, checkpoint: Path, source: str) -> dict[str, Tensor]:
+    return read_inputs(checkpoint, model.config, [Path(source)], limit=1, batch_size=1)[0]
 
 
 def _tokenizer(checkpoint: Path) -> PreTrainedTokenizerBase:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: nodes at their Laplacian positions (s = 8 by default), joined by edges."""
 
+import math
+
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 
@@ -32,6 +35,10 @@ class ITNetGraphEncoder(nn.Module):
             self.embedding.initialization = "xavier"
         self.gate_root = nn.Parameter(torch.empty(())) if config.edge_gate else None  # rho
         self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def reset_own_parameters(self, config: ITNetConfig) -> None:
+        if self.gate_root is not None:
+            init.constant_(self.gate_root, math.sqrt(config.edge_gate_init))
 
     def input_embeddings(self) -> nn.Module:
         return self.embedding

@@ -3,6 +3,7 @@
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 
@@ -35,6 +36,10 @@ class ITNetImageEncoder(nn.Module):
         self.position_projection = nn.Linear(position_size, config.hidden_size, bias=False)
         self.cls_token = nn.Parameter(torch.empty(1, 1, config.hidden_size)) if config.pooling == "cls" else None
         self.dropout = nn.Dropout(config.embedding_dropout_prob)
+
+    def reset_own_parameters(self, config: ITNetConfig) -> None:
+        if self.cls_token is not None:
+            init.normal_(self.cls_token, std=config.initializer_range)
 
     def input_embeddings(self) -> nn.Module:
         return self.patch_embeddings[0]  # of the first grid: whatever hooks it, its outputs reach every layer

@@ -10,7 +10,7 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels import integral_transform
 
 from ..domain import check_mask
-from ..encoders import signal_measure
+from ..encoders.signal import signal_measure
 from ..layers import ITNetFeedForward
 from ..modeling_itnet import main_input_first
 from ..operator import ITNetFourierFeatures, ITNetKernel

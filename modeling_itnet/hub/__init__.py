@@ -3,10 +3,9 @@
 
 from .card import model_card, preset_cards, result_task
 from .create import create_checkpoint, find_task, make_tokenizer, task_classes
-from .export import auto_map, export_to_hub_folder, push_with_code, write_code
+from .export import export_to_hub_folder, push_with_code
 
 __all__ = [
-    "auto_map",
     "create_checkpoint",
     "export_to_hub_folder",
     "find_task",
@@ -16,5 +15,4 @@ __all__ = [
     "push_with_code",
     "result_task",
     "task_classes",
-    "write_code",
 ]

@@ -1,81 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Auto class makes which ITNet class: one table for registration and for exported folders."""
+"""What the table of modalities says, told to Transformers' Auto classes and pipelines."""
 
-from transformers import (
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
-    AutoModelForTokenClassification,
-    AutoModelForVisualQuestionAnswering,
-    AutoProcessor,
-)
+import transformers
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoModel, AutoProcessor
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.processing_utils import ProcessorMixin
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import MODALITIES, ITNetConfig, Modality
 
-from ..heads import (
-    ITNetForGraphClassification,
-    ITNetForImageClassification,
-    ITNetForImagesAndTextClassification,
-    ITNetForMaskedLM,
-    ITNetForPointCloudClassification,
-    ITNetForQuestionAnswering,
-    ITNetForSequenceClassification,
-    ITNetForSignalRegression,
-    ITNetForTokenClassification,
-    ITNetForVisualQuestionAnswering,
-)
+from ..modalities import find_heads, load
 from ..modeling_itnet import ITNetModel
-from ..processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
-
-#: Auto class -> modality -> class. Transformers has no Auto class for point clouds, graphs or image pairs: their heads
-#: label a whole input, as sequence classifiers do. A function of time is the signal that it has one for.
-AUTO_MODELS = {
-    AutoModel: {"image": ITNetModel},
-    AutoModelForImageClassification: {"image": ITNetForImageClassification},
-    AutoModelForMaskedLM: {"text": ITNetForMaskedLM},
-    AutoModelForQuestionAnswering: {"text": ITNetForQuestionAnswering},
-    AutoModelForSequenceClassification: {
-        "text": ITNetForSequenceClassification,
-        "point_cloud": ITNetForPointCloudClassification,
-        "graph": ITNetForGraphClassification,
-        "multimodal": ITNetForImagesAndTextClassification,
-    },
-    AutoModelForTimeSeriesPrediction: {"signal": ITNetForSignalRegression},
-    AutoModelForTokenClassification: {"text": ITNetForTokenClassification},
-    AutoModelForVisualQuestionAnswering: {"multimodal": ITNetForVisualQuestionAnswering},
-}
-
-#: Auto class -> processors. Tokenizers are those of Transformers, which AutoTokenizer knows.
-AUTO_PROCESSORS = {
-    AutoFeatureExtractor: (ITNetGraphProcessor, ITNetPointCloudProcessor),
-    AutoImageProcessor: (ITNetImageProcessor,),
-    AutoProcessor: (ITNetProcessor,),
-}
 
 
-def model_classes(config: ITNetConfig) -> dict[str, type]:
-    """Name of every Auto class -> the class that it makes of a checkpoint with this configuration."""
+def register_modality(modality: Modality) -> None:
+    """
+    Adds a row to the table of modalities. From then on `ITNetConfig(modality=...)`, `ITNetModel`, the Auto classes,
+    model cards, exported folders and the commands know it.
+
+    The encoder, the heads and the processor are classes of modules that can be imported by name. An exported model
+    takes along these modules and what they import of their own packages: call this function from another module.
+    """
+    if modality.name in MODALITIES:
+        if MODALITIES[modality.name] == modality:
+            return
+        raise ValueError(f"`modality` ({modality.name!r}) is in the table already, with other values")
+    for reference in (*modality.exported, modality.reader, modality.plot):
+        if reference is not None:
+            load(reference)  # an error here leaves the table as it was
+    MODALITIES[modality.name] = modality
+    register_auto_classes()
+
+
+def processor_classes() -> dict[type, type]:
+    """Class of every processor -> its Auto class. Tokenizers are those of Transformers, which AutoTokenizer knows."""
+    processors = [load(row.processor) for row in MODALITIES.values() if row.processor is not None]
+    bases = {BaseImageProcessor: AutoImageProcessor, ProcessorMixin: AutoProcessor}
     return {
-        auto_class.__name__: classes.get(config.modality, next(iter(classes.values())))
-        for auto_class, classes in AUTO_MODELS.items()
+        cls: next((auto for base, auto in bases.items() if issubclass(cls, base)), AutoFeatureExtractor)
+        for cls in processors
     }
 
 
 def register_auto_classes() -> None:
     AutoConfig.register("itnet", ITNetConfig, exist_ok=True)
-    for auto_class, classes in AUTO_MODELS.items():
+    AutoModel.register(ITNetConfig, ITNetModel, exist_ok=True)
+    by_auto_class: dict[str, list[type]] = {}
+    for cls, head, _ in find_heads():
+        by_auto_class.setdefault(head.auto_class, []).append(cls)
+        task = f"itnet-{head.hub_task}"
+        if head.pipeline is not None and task not in PIPELINE_REGISTRY.get_supported_tasks():
+            auto_class = getattr(transformers, head.auto_class)
+            PIPELINE_REGISTRY.register_pipeline(task, load(head.pipeline), auto_class, type="multimodal")
+    for name, classes in by_auto_class.items():
         # Of several classes, Transformers takes the one in `config.architectures`, and by default the first.
-        classes = tuple(classes.values())
-        auto_class.register(ITNetConfig, classes if len(classes) > 1 else classes[0], exist_ok=True)
-    AutoImageProcessor.register(ITNetConfig, image_processor_classes={"pil": ITNetImageProcessor}, exist_ok=True)
-    # These are found by the name in the checkpoint's files, not by its configuration: a folder of images has no
-    # tokenizer, and one of texts no image processor. So the key only has to be unique.
-    for auto_class in (AutoFeatureExtractor, AutoProcessor):
-        for processor in AUTO_PROCESSORS[auto_class]:
+        getattr(transformers, name).register(
+            ITNetConfig, tuple(classes) if len(classes) > 1 else classes[0], exist_ok=True
+        )
+    for processor, auto_class in processor_classes().items():
+        if auto_class is AutoImageProcessor:
+            auto_class.register(ITNetConfig, image_processor_classes={"pil": processor}, exist_ok=True)
+        else:
+            # These are found by the name in the checkpoint's files, not by its configuration: a folder of images has
+            # no tokenizer, and one of texts no image processor. So the key only has to be unique.
             auto_class.register(processor, processor, exist_ok=True)

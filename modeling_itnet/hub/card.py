@@ -7,39 +7,13 @@ from pathlib import Path
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from configuration_itnet import ITNetConfig, preset_names
+from configuration_itnet import ITNetConfig, find_modality, preset_names
 
 from ..analysis.parameters import count_parameters
+from ..modalities import find_head
 from ..modeling_itnet import ITNetModel
-from .auto import AUTO_MODELS
 
 _TEMPLATE = Path(__file__).with_name("card_template.md")
-# What the Hub calls the tasks; it has no name for what is missing here.
-PIPELINE_TAGS = {
-    "ITNetForGraphClassification": "graph-ml",
-    "ITNetForImageClassification": "image-classification",
-    "ITNetForMaskedLM": "fill-mask",
-    "ITNetForQuestionAnswering": "question-answering",
-    "ITNetForSequenceClassification": "text-classification",
-    "ITNetForTokenClassification": "token-classification",
-    "ITNetForVisualQuestionAnswering": "visual-question-answering",
-}
-_MODALITIES = {
-    "image": "images",
-    "text": "text",
-    "multimodal": "image and text together",
-    "point_cloud": "point clouds",
-    "graph": "graphs",
-    "signal": "functions on any mesh",
-}
-_INPUTS = {
-    "image": "`pixel_values`, which `AutoImageProcessor` makes",
-    "text": "`input_ids` and `attention_mask`, which `AutoTokenizer` makes",
-    "multimodal": "`pixel_values` and `input_ids`, which `AutoProcessor` makes",
-    "point_cloud": "`points`, which `AutoFeatureExtractor` makes",
-    "graph": "`node_features` or `node_types`, `positions` and `neighbors`, which `AutoFeatureExtractor` makes",
-    "signal": "`signal_values` or `inputs_embeds`, and `positions`",
-}
 _MODES = {
     "exact": "every pair of positions counts",
     "monte_carlo": "{c.num_samples} sampled positions per query in training, as many anchors at evaluation",
@@ -78,16 +52,14 @@ def model_card(
     with torch.device("meta"):
         components = count_parameters(model_class(config))
     total = sum(components.values())
-    modality = _MODALITIES[config.modality]
-    bare_tag = "image-feature-extraction" if config.modality == "image" else "feature-extraction"
-    tag = bare_tag if model_class is ITNetModel else PIPELINE_TAGS.get(model_class.__name__)
+    row, head = find_modality(config.modality), find_head(model_class)
     data = ModelCardData(
         model_name=name.rstrip("/").split("/")[-1] if results else None,
         eval_results=list(results) or None,
         library_name="transformers",
         license="apache-2.0",
         datasets=list(datasets) or None,
-        pipeline_tag=tag,
+        pipeline_tag=row.bare_task if head is None else head.hub_task,
         tags=[
             "itnet",
             "integral-transform",
@@ -103,15 +75,15 @@ def model_card(
         about_data=about_data,
         preset=preset,
         model_class=model_class.__name__,
-        auto_class=_auto_class_name(model_class),
-        modality_text=modality,
+        auto_class="AutoModel" if head is None else head.auto_class,
+        modality_text=row.title,
         parameters=f"{total / 1e6:.4g} M",
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
         is_random=is_random,
         has_code=has_code,
-        inputs=_INPUTS[config.modality],
+        inputs=row.inputs,
         components=components,
         total=total,
         mode=config.integration_mode,
@@ -124,7 +96,8 @@ def model_card(
 
 def result_task(model_class: type) -> str:
     """What the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
-    return PIPELINE_TAGS.get(model_class.__name__, "other")
+    head = find_head(model_class)
+    return "other" if head is None else head.hub_task or "other"
 
 
 def preset_cards() -> dict[str, str]:
@@ -133,7 +106,3 @@ def preset_cards() -> dict[str, str]:
         f"{name}.md": str(model_card(name, ITNetConfig.from_preset(name), is_random=True, preset=name))
         for name in preset_names()
     }
-
-
-def _auto_class_name(model_class: type) -> str:
-    return next(auto.__name__ for auto, classes in AUTO_MODELS.items() if model_class in classes.values())

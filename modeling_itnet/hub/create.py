@@ -11,12 +11,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 
+from ..modalities import find_heads, load
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
-from ..processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
-from .auto import AUTO_MODELS
-from .card import PIPELINE_TAGS, model_card
+from .card import model_card
 from .export import export_to_hub_folder
 
 # [PAD] is number 0, as `ITNetConfig.pad_token_id` says.
@@ -25,26 +24,19 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
     """Name of a task -> the class of its head, and the modality that it reads."""
-    return {
-        _task_name(cls): (cls, modality)
-        for classes in AUTO_MODELS.values()
-        for modality, cls in classes.items()
-        if cls is not ITNetModel
-    }
+    return {_task_name(cls): (cls, row.name) for cls, _, row in find_heads()}
 
 
 def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
     """Class and modality of a task, by a name of :func:`task_classes` or the Hub's name of it, such as fill-mask."""
     tasks = task_classes()
-    if name in tasks:
-        return tasks[name]
-    bare = {"feature-extraction": None, "image-feature-extraction": "image"}
-    if name in bare:
-        return ITNetModel, bare[name]
-    for cls, modality in tasks.values():
-        if PIPELINE_TAGS.get(cls.__name__) == name:
-            return cls, modality
-    raise ValueError(f"unknown task {name!r}; available: {', '.join(tasks)}, and the Hub's names of these")
+    named = {head.hub_task: (cls, row.name) for cls, head, row in find_heads()}
+    bare = {row.bare_task: (ITNetModel, row.name) for row in MODALITIES.values()}
+    bare[Modality.bare_task] = (ITNetModel, None)  # what most modalities have
+    found = {**named, **bare, **tasks}
+    if name not in found:
+        raise ValueError(f"unknown task {name!r}; available: {', '.join(tasks)}, and the Hub's names of these")
+    return found[name]
 
 
 def create_checkpoint(
@@ -90,28 +82,21 @@ def create_checkpoint(
 
 def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence) -> tuple[ITNetConfig, object]:
     """The processor of a configuration, and the configuration with the vocabulary of its tokenizer."""
-    words = None
-    if config.modality in ("text", "multimodal"):
-        if tokenizer is not None and texts:
-            raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
-        if tokenizer is not None:
-            words = _load_tokenizer(tokenizer)
-        else:
-            words = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
-        config.vocab_size, config.pad_token_id = len(words), words.pad_token_id
-    elif tokenizer is not None or texts:
-        raise ValueError(f"`modality` ({config.modality!r}) has no tokenizer; only 'text' and 'multimodal' have one")
-    if config.modality == "text":
-        return config, words
-    if config.modality == "image":
-        return config, ITNetImageProcessor.from_model_config(config)
-    if config.modality == "multimodal":
-        return config, ITNetProcessor(ITNetImageProcessor.from_model_config(config), words)
-    if config.modality == "point_cloud":
-        return config, ITNetPointCloudProcessor()
-    if config.modality == "graph":
-        return config, ITNetGraphProcessor(num_positions=config.position_dim)
-    return config, None
+    row = find_modality(config.modality)
+    maker = None if row.processor is None else load(row.processor).from_model_config
+    if not row.has_tokens:
+        if tokenizer is not None or texts:
+            names = " and ".join(repr(other.name) for other in MODALITIES.values() if other.has_tokens)
+            raise ValueError(f"`modality` ({row.name!r}) has no tokenizer; only {names} have one")
+        return config, None if maker is None else maker(config)
+    if tokenizer is not None and texts:
+        raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
+    if tokenizer is not None:
+        words = _load_tokenizer(tokenizer)
+    else:
+        words = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
+    config.vocab_size, config.pad_token_id = len(words), words.pad_token_id
+    return config, words if maker is None else maker(config, words)
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -8,30 +8,14 @@ from pathlib import Path
 
 from huggingface_hub import create_repo
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import Head, ITNetConfig, Modality, find_modality
 
-from ..heads.multimodal import ITNetForVisualQuestionAnswering
-from ..modeling_itnet import ITNetPreTrainedModel
-from .auto import AUTO_MODELS, AUTO_PROCESSORS, model_classes
+from ..modalities import load
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
+from .auto import processor_classes
 from .card import model_card
 from .flatten import flat_reference, write_flat_sources
-from .pipelines import TASK, ITNetVisualQuestionAnsweringPipeline
 
-# All that a folder can be asked for. Every folder gets the same code, whatever its modality.
-_CLASSES = (
-    ITNetConfig,
-    *(cls for classes in AUTO_MODELS.values() for cls in classes.values()),
-    *(cls for classes in AUTO_PROCESSORS.values() for cls in classes),
-    ITNetVisualQuestionAnsweringPipeline,
-)
-# Transformers has no task for these models: the folder brings its own, for `pipeline(..., trust_remote_code=True)`.
-_CUSTOM_PIPELINES = {
-    TASK: {
-        "impl": flat_reference(ITNetVisualQuestionAnsweringPipeline),
-        "pt": ["AutoModelForVisualQuestionAnswering"],
-        "type": "multimodal",
-    }
-}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
@@ -59,48 +43,38 @@ def export_to_hub_folder(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = model.config
-    entries = {"auto_map": auto_map(config)}
-    if isinstance(model, ITNetForVisualQuestionAnswering):
-        entries["custom_pipelines"] = _CUSTOM_PIPELINES
-    before = {name: getattr(config, name) for name in entries if hasattr(config, name)}
-    try:
-        for name, value in entries.items():
-            setattr(config, name, value)
-        model.save_pretrained(folder, is_main_process, *args, with_code=False, **kwargs)
-    finally:
-        for name in entries:
-            delattr(config, name)
-        for name, value in before.items():
-            setattr(config, name, value)
-    if not is_main_process:
-        return folder
-    for part in processor if isinstance(processor, (list, tuple)) else [processor]:
-        if part is not None:
-            part.save_pretrained(folder)
-    write_code(folder)
-    if card is None and not (folder / "README.md").exists():
-        card = model_card(folder.resolve().name, config, type(model))
-    if card is not None:
+    model.save_pretrained(folder, is_main_process, *args, with_code=True, processor=processor, **kwargs)
+    if card is not None and is_main_process:
         card.save(folder / "README.md")
     return folder
 
 
-def auto_map(config: ITNetConfig) -> dict[str, str]:
-    """Every Auto class -> "file.Class", for `config.json`."""
-    classes = {"AutoConfig": ITNetConfig} | model_classes(config)
-    return {auto_class: flat_reference(cls) for auto_class, cls in classes.items()}
+def add_code(model: ITNetPreTrainedModel, folder: Path) -> None:
+    """
+    Adds the code that the saved files of a folder need, says in them where it is, and adds a card if there is none.
 
-
-def write_code(folder: Path) -> None:
-    """Adds the flat modules to a folder of saved files, and tells its processors where their code is."""
-    write_flat_sources(folder, *_CLASSES)
+    The code is that of the configuration, the encoder, the bare model, the processors in the folder, and the model's
+    head, with the other heads in its file. A bare model takes all heads of its modality along, to be trained with one.
+    """
+    row = find_modality(model.config.modality)
+    heads = _exported_heads(row, type(model))
+    models = {"AutoConfig": ITNetConfig, "AutoModel": ITNetModel} | {h.auto_class: load(h.model) for h in heads}
+    entries = {"auto_map": {auto_class: flat_reference(cls) for auto_class, cls in models.items()}}
+    pipelines = {f"itnet-{head.hub_task}": head for head in heads if head.pipeline and load(head.model) is type(model)}
+    if pipelines:  # Transformers has no task for these: the folder brings its own
+        entries["custom_pipelines"] = {
+            task: {"impl": flat_reference(load(head.pipeline)), "pt": [head.auto_class], "type": "multimodal"}
+            for task, head in pipelines.items()
+        }
+    _edit_json(folder / "config.json", lambda values: values.update(entries))
+    processors: set[type] = set()
     for name in _PROCESSOR_FILES:
-        path = folder / name
-        if path.exists():
-            values = json.loads(path.read_text(encoding="utf-8"))
-            _add_processor_maps(values)
-            path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if (folder / name).exists():
+            _edit_json(folder / name, lambda values: processors.update(_map_processors(values)))
+    code = [*models.values(), *processors, *(load(head.pipeline) for head in pipelines.values())]
+    write_flat_sources(folder, row, *code)
+    if not (folder / "README.md").exists():
+        model_card(folder.resolve().name, model.config, type(model)).save(folder / "README.md")
 
 
 def push_with_code(model: ITNetPreTrainedModel, repo_id: str, processor=None, **kwargs) -> str:
@@ -115,13 +89,24 @@ def push_with_code(model: ITNetPreTrainedModel, repo_id: str, processor=None, **
         return model._upload_modified_files(folder, repo_id, files_timestamps={}, **kwargs)
 
 
-def _add_processor_maps(values: dict) -> None:
-    """Adds ``auto_map`` to the description of a processor and of those inside it, which name their own class."""
+def _exported_heads(row: Modality, model_class: type) -> list[Head]:
+    own = [head for head in row.heads if issubclass(model_class, load(head.model))]
+    files = {head.model.split(":")[0] for head in own}
+    return [head for head in row.heads if not own or head.model.split(":")[0] in files]
+
+
+def _map_processors(values: dict) -> set[type]:
+    """Adds ``auto_map`` to the description of a processor and of those inside it; returns their classes."""
     names = {values.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")}
-    for auto_class, classes in AUTO_PROCESSORS.items():
-        for cls in classes:
-            if cls.__name__ in names:
-                values["auto_map"] = {auto_class.__name__: flat_reference(cls)}
-    for value in list(values.values()):
-        if isinstance(value, dict):
-            _add_processor_maps(value)
+    found = set()
+    for cls, auto_class in processor_classes().items():
+        if cls.__name__ in names:
+            values["auto_map"] = {auto_class.__name__: flat_reference(cls)}
+            found.add(cls)
+    return found.union(*(_map_processors(value) for value in list(values.values()) if isinstance(value, dict)))
+
+
+def _edit_json(path: Path, edit) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    edit(values)
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

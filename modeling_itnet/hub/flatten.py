@@ -5,17 +5,23 @@ The loader follows ``from .sibling import name`` only. So every module becomes a
 import between our modules is rewritten, by its syntax tree, to name the file that defines what is imported.
 
 - ``from package import name`` follows re-exports to the module that defines the name.
+- The table of modalities shrinks to the row of the exported model, and the function that finds its encoder imports it.
 - An absolute import of ours inside ``try``/``except ImportError`` stays: it asks for the installed package, if any.
 - ``import package`` and modules imported as names have no flat form and are errors.
 """
 
 import ast
 import importlib.util
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from transformers.dynamic_module_utils import get_relative_imports
+
+from configuration_itnet import MODALITIES, Modality
+
+from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
 
@@ -39,8 +45,8 @@ def flat_reference(cls: type) -> str:
     return f"{flat_name(cls.__module__)}.{cls.__name__}"
 
 
-def flat_sources(*classes: type) -> dict[str, str]:
-    """File name -> source of all modules that ``classes`` need."""
+def flat_sources(modality: Modality, *classes: type) -> dict[str, str]:
+    """File name -> source of all modules that ``classes`` need, for models of one modality."""
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:
         module = read_module(waiting.pop())
@@ -48,19 +54,46 @@ def flat_sources(*classes: type) -> dict[str, str]:
         if owners.setdefault(file, module.name) != module.name:
             raise ValueError(f"{module.name} and {owners[file]} have the same flat name {file}")
         if file not in sources:
-            sources[file], imported = _flatten(module)
+            sources[file], imported = _flatten(_for_one(modality, module))
             waiting += imported
     return dict(sorted(sources.items()))
 
 
-def write_flat_sources(folder: Path, *classes: type) -> None:
+def write_flat_sources(folder: Path, modality: Modality, *classes: type) -> None:
     """Writes the modules that ``classes`` need, and checks that the loader will read their imports as we do."""
-    for file, source in flat_sources(*classes).items():
+    for file, source in flat_sources(modality, *classes).items():
         (folder / file).write_text(source, encoding="utf-8")
         wanted = {node.module for node in ast.walk(ast.parse(source)) if _is_relative(node)}
         found = set(get_relative_imports(folder / file))
         if found != wanted:
             raise ValueError(f"{file}: the loader takes {sorted(found - wanted)} in a docstring for an import")
+
+
+def _for_one(modality: Modality, module: Module) -> Module:
+    """The module as an exported model has it: the table with one row, of which it has what a configuration reads, and
+    a function in place of the other module that reads the table."""
+    if module.name == Modality.__module__:
+        empty = {name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot")}
+        row = replace(modality, **empty, title="", inputs="")
+        lines = module.source.splitlines()
+        for node in reversed(module.tree.body):
+            if isinstance(node, ast.Assign) and node.targets[0].id in ("MODALITIES", "_ROWS"):
+                new = [f"MODALITIES = {{{row.name!r}: {row!r}}}"] if node.targets[0].id == "MODALITIES" else []
+                lines[node.lineno - 1 : node.end_lineno] = new
+        source = "\n".join(lines)
+    elif module.name == find_encoder.__module__:
+        encoder = load(modality.encoder)
+        source = f'''"""The encoder that this model has."""
+
+
+def find_encoder(config):
+    from {encoder.__module__} import {encoder.__name__}
+
+    return {encoder.__name__}
+'''
+    else:
+        return module
+    return module._replace(source=source, tree=ast.parse(source))
 
 
 @cache
@@ -125,7 +158,9 @@ def _definer(target: str, name: str, where: str) -> str:
 
 
 def _is_ours(module: str | None) -> bool:
-    return module is not None and module.split(".")[0] in PACKAGES
+    """Whether a module is exported with what imports it: those of the packages that the table of modalities names."""
+    named = {reference.split(":")[0].split(".")[0] for row in MODALITIES.values() for reference in row.exported}
+    return module is not None and module.split(".")[0] in {*PACKAGES, *named} - {""}
 
 
 def _is_relative(node: ast.AST) -> bool:

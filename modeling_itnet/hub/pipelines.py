@@ -4,11 +4,8 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForVisualQuestionAnswering, Pipeline
+from transformers import Pipeline
 from transformers.image_utils import load_image
-from transformers.pipelines import PIPELINE_REGISTRY
-
-TASK = "itnet-visual-question-answering"
 
 
 class ITNetVisualQuestionAnsweringPipeline(Pipeline):
@@ -53,10 +50,3 @@ class ITNetVisualQuestionAnsweringPipeline(Pipeline):
             {"score": score, "answer": labels[index]}
             for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
-
-
-def register_pipelines() -> None:
-    if TASK not in PIPELINE_REGISTRY.get_supported_tasks():
-        PIPELINE_REGISTRY.register_pipeline(
-            TASK, ITNetVisualQuestionAnsweringPipeline, AutoModelForVisualQuestionAnswering, type="multimodal"
-        )

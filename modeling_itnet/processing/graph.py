@@ -42,6 +42,11 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
         self.num_positions = num_positions
         super().__init__(**kwargs)
 
+    @classmethod
+    def from_model_config(cls, config) -> "ITNetGraphProcessor":
+        """The processor that makes as many positions as a model's configuration has."""
+        return cls(num_positions=config.position_dim)
+
     def __call__(
         self,
         graphs: Any,

@@ -4,6 +4,8 @@
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 
+from .image import ITNetImageProcessor
+
 
 class ITNetProcessorKwargs(ProcessingKwargs, total=False):
     _defaults = {"text_kwargs": {"padding": True}}
@@ -21,6 +23,11 @@ class ITNetProcessor(ProcessorMixin):
 
     def __init__(self, image_processor=None, tokenizer=None, **kwargs):
         super().__init__(image_processor, tokenizer, **kwargs)
+
+    @classmethod
+    def from_model_config(cls, config, tokenizer) -> "ITNetProcessor":
+        """The processor for a model's configuration, around a tokenizer."""
+        return cls(ITNetImageProcessor.from_model_config(config), tokenizer)
 
     def __call__(self, images=None, text=None, **kwargs) -> BatchFeature:
         """`images`: one, a list, or a list of lists of the same length; `text`: one or a list."""

@@ -63,6 +63,11 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         self.features_are_normals = features_are_normals
         super().__init__(**kwargs)
 
+    @classmethod
+    def from_model_config(cls, config) -> "ITNetPointCloudProcessor":
+        """The processor for a model's configuration: the same for all."""
+        return cls()
+
     def __call__(
         self,
         points: Any,

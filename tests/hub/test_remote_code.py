@@ -15,18 +15,22 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import modeling_itnet
+from configuration_itnet import MODALITIES, Modality, find_modality
 from modeling_itnet import (
+    ITNetConfig,
     ITNetGraphProcessor,
     ITNetImageProcessor,
+    ITNetModel,
     ITNetPointCloudProcessor,
     ITNetProcessor,
     export_to_hub_folder,
 )
 from modeling_itnet.hub import flatten
-from modeling_itnet.hub.export import _CLASSES
+from modeling_itnet.hub.auto import processor_classes
+from modeling_itnet.modalities import find_heads, load
 
 MONTE_CARLO = ("image", "token-classification")
+TABLE = ("MODALITIES", "_ROWS")
 VQA = "visual-question-answering"
 ISOLATED = Path(__file__).with_name("isolated.py")
 
@@ -60,7 +64,13 @@ def processors(tokenizer):
 
 @pytest.fixture(scope="module")
 def sources():
-    return flatten.flat_sources(*_CLASSES)
+    """Modality -> all code that a model of it can bring along."""
+
+    def of(row):
+        classes = [load(reference) for reference in row.exported]
+        return flatten.flat_sources(row, ITNetConfig, ITNetModel, *classes)
+
+    return {name: of(row) for name, row in MODALITIES.items()}
 
 
 def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predictions, processors):
@@ -83,7 +93,8 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
             "outputs": str(tmp_path / f"{name}-out.safetensors"),
             "processors": list(expected_processors[name]),
         }
-    requests["image"]["resave"] = str(tmp_path / "again")
+    for name in ("image", "masked-lm", VQA):
+        requests[name]["resave"] = str(tmp_path / f"{name}-again")
     image, question = tmp_path / "image.png", "what colour is it"
     Image.effect_noise((16, 16), 90).convert("RGB").save(image)
     requests[VQA] |= {"pipeline": "itnet-visual-question-answering", "image": str(image), "question": question}
@@ -115,7 +126,9 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
         assert found["equal"] and all(found["equal"].values()), (name, found)
         assert found["equal at the end"], name
         assert found.get("processors", {}) == expected_processors[name]
-    assert all(report["image"]["equal again"].values())
+    for name in ("image", "masked-lm", VQA):
+        assert all(report[name]["equal again"].values())
+        assert names_only_what_is_there(tmp_path / f"{name}-again")
     inputs = processors(make_model(VQA).config)[0](Image.open(image), question, return_tensors="pt")
     with torch.no_grad():
         scores = make_model(VQA)(**inputs).logits[0].sigmoid().sort(descending=True)
@@ -124,36 +137,59 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
     assert [row["score"] for row in answers] == pytest.approx(scores.values.tolist(), rel=1e-4)
 
 
-def test_folder_holds_no_pickle_and_names_every_head(tmp_path, make_model, processors):
-    model = make_model("image-classification")
-    export_to_hub_folder(model, tmp_path, processors(model.config)[0], max_shard_size="20KB")
-    suffixes = {path.suffix for path in tmp_path.iterdir()}
-    assert suffixes == {".json", ".md", ".py", ".safetensors"}
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    mapped = set(json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["auto_map"].values())
-    heads = {name for name in modeling_itnet.__all__ if name.startswith("ITNetFor") and "Fourier" not in name}
-    by_modality = {"ITNetForPointCloudClassification", "ITNetForGraphClassification"}
-    by_modality |= {"ITNetForImagesAndTextClassification"}
-    assert {reference.split(".")[1] for reference in mapped} == heads - by_modality | {"ITNetModel", "ITNetConfig"}
-    for reference in mapped:
-        file, name = reference.split(".")
-        assert f"class {name}(" in (tmp_path / f"{file}.py").read_text(encoding="utf-8")
-    assert not hasattr(model.config, "auto_map")
+def test_folder_holds_what_the_model_needs(tmp_path, cases, make_model, processors):
+    """No pickle, no code of other modalities, and an `auto_map` that names the classes that are there alone."""
+    for name, case in cases.items():
+        model, folder = make_model(name), tmp_path / name
+        export_to_hub_folder(model, folder, processors(model.config)[0], max_shard_size="20KB")
+        assert {path.suffix for path in folder.iterdir()} <= {".json", ".jinja", ".md", ".py", ".safetensors"}
+        assert len(list(folder.glob("*.safetensors"))) > 1
+        mapped = json.loads((folder / "config.json").read_text(encoding="utf-8"))["auto_map"]
+        for reference in mapped.values():
+            file, class_name = reference.split(".")
+            assert f"class {class_name}(" in (folder / f"{file}.py").read_text(encoding="utf-8")
+        heads = {cls.__name__: head.auto_class for cls, head, row in find_heads() if row.name == case.modality}
+        assert mapped.keys() == {"AutoConfig", "AutoModel", *heads.values()}
+        files = {path.stem.removeprefix("modeling_itnet_") for path in folder.glob("modeling_itnet_*.py")}
+        modalities = {case.modality, *find_modality(case.modality).parts}
+        rooms = {"encoders": modalities, "heads": {case.modality}, "processing": modalities}
+        for room, expected in rooms.items():
+            found = {file.removeprefix(f"{room}_") for file in files if file.startswith(room)} & MODALITIES.keys()
+            assert found <= expected and (case.modality in found or room == "processing"), (name, room)
+        assert not {file for file in files if file.startswith(("analysis", "cli", "special_cases", "training"))}
+        assert ("hub_pipelines" in files) == (name == VQA)
+        assert "integration_low_rank_fit" not in files
+        assert not hasattr(model.config, "auto_map")
+
+
+def test_code_goes_with_the_processors_that_are_saved(tmp_path, make_model):
+    make_model("graph").save_pretrained(tmp_path, with_code=True)
+    assert not list(tmp_path.glob("*_processing_*.py"))
+    assert {ITNetImageProcessor, ITNetProcessor} < processor_classes().keys()
 
 
 class TestCode:
     def test_is_the_packages_code(self, sources):
-        """Apart from imports and the note on top, every line of a flat file is one of the module it came from."""
-        for file, source in sources.items():
-            module = source.splitlines()[0].split()[3]
-            original = flatten.read_module(module)
-            assert flatten.flat_name(module) == file.removesuffix(".py")
-            assert without_imports(source) == without_imports(original.source), file
+        """Apart from imports and the note on top, every line of a flat file is one of the module it came from; but the
+        table has one row, and what finds the encoder imports it."""
+        for modality, files in sources.items():
+            for file, source in files.items():
+                module = source.splitlines()[0].split()[3]
+                original = flatten.read_module(module)
+                assert flatten.flat_name(module) == file.removesuffix(".py")
+                if module == Modality.__module__:
+                    assert without_imports(source, TABLE) == without_imports(original.source, TABLE)
+                    assert source.count("Modality(name=") == 1 and f"Modality(name='{modality}'" in source
+                elif module == find_heads.__module__:
+                    encoder = find_modality(modality).encoder.split(":")[1]
+                    assert f"import {encoder}\n\n    return {encoder}\n" in source
+                else:
+                    assert without_imports(source) == without_imports(original.source), file
 
     def test_does_nothing_dangerous(self, sources):
-        forbidden_calls = {"eval", "exec", "compile", "__import__", "system", "popen"}
+        forbidden_calls = {"eval", "exec", "compile", "__import__", "import_module", "system", "popen"}
         forbidden_modules = {"pickle", "requests", "urllib", "http", "socket", "subprocess", "ctypes", "marshal"}
-        for file, source in sources.items():
+        for file, source in (pair for files in sources.values() for pair in files.items()):
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in forbidden_calls, (file, node.lineno)
@@ -181,22 +217,30 @@ class TestCode:
     def test_docstring_that_looks_like_an_import(self, tmp_path, monkeypatch):
         monkeypatch.setattr(flatten, "flat_sources", lambda *_: {"a.py": '"""Use it so:\n\nfrom .b import c\n"""\n'})
         with pytest.raises(ValueError, match=r"a.py: the loader takes \['b'\]"):
-            flatten.write_flat_sources(tmp_path)
+            flatten.write_flat_sources(tmp_path, find_modality("image"))
 
     def test_absolute_import_in_try_asks_for_the_installed_package(self, sources):
-        assert "        from modeling_itnet.hub import export\n" in sources["modeling_itnet.py"]
-        assert "modeling_itnet_hub_export.py" not in sources
+        assert "        from modeling_itnet.hub import export\n" in sources["image"]["modeling_itnet.py"]
+        assert "modeling_itnet_hub_export.py" not in sources["image"]
 
 
-def without_imports(source):
-    """The tree without in-house imports and line numbers."""
+def without_imports(source, names=()):
+    """The tree without in-house imports, line numbers, and what is assigned to ``names``."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             kept = [child for child in body if not isinstance(child, ast.ImportFrom)]
-            node.body = kept
+            node.body = [
+                c for c in kept if not (isinstance(c, ast.Assign) and getattr(c.targets[0], "id", None) in names)
+            ]
     return ast.dump(tree)
+
+
+def names_only_what_is_there(folder):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    references = [*config["auto_map"].values(), *(p["impl"] for p in config.get("custom_pipelines", {}).values())]
+    return all((folder / f"{reference.split('.')[0]}.py").exists() for reference in references)
 
 
 class TestSavingAgain:
@@ -211,6 +255,7 @@ class TestSavingAgain:
         assert {path.name for path in (tmp_path / "again").iterdir()} == files
         again.save_pretrained(tmp_path / "without", with_code=False)
         assert not list((tmp_path / "without").glob("*.py"))
+        assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text(encoding="utf-8"))
 
     def test_one_of_several_processes_writes(self, tmp_path, make_model):
         make_model("image").save_pretrained(tmp_path, False, with_code=True)

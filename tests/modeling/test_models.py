@@ -23,10 +23,8 @@ from modeling_itnet import (
     ITNetForMaskedLM,
     ITNetForSequenceClassification,
     ITNetFourierFeatures,
-    ITNetModel,
     ITNetOperator,
 )
-from modeling_itnet.encoders import ENCODERS
 from modeling_itnet.integration.proposal import ITNetProposal
 
 # Of a model that was loaded again: its weights lie elsewhere in memory, which changes how products are summed.
@@ -743,11 +741,6 @@ class TestErrors:
         message = f"{model_class.__name__} needs `modality` in ['{needed}'], but the config has '{modality}'"
         with pytest.raises(ValueError, match=re.escape(message)):
             model_class(tiny_config(modality))
-
-    def test_modality_without_an_encoder(self, tiny_config, monkeypatch):
-        monkeypatch.delitem(ENCODERS, "text")
-        with pytest.raises(ValueError, match=r"`modality` \('text'\) has no encoder; there are \[.*'image'"):
-            ITNetModel(tiny_config("text"))
 
     def test_backend_that_cannot_run(self, tiny_model, tiny_inputs):
         model = tiny_model("image", backend="triton")

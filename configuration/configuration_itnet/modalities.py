@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of modalities: one row holds all that the packages need to know of a modality, in plain values.
+
+A row names classes and functions as "module:name", those of modeling_itnet as ".module:name". They are imported when
+they are used, so that reading the table imports nothing. A model that is exported with its code takes along its own
+row alone, and of that the fields that a configuration reads.
+"""
+
+from dataclasses import dataclass
+
+
+def _as_reference(value) -> str | None:
+    return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model class for a task. References may be given as the classes themselves."""
+
+    model: str | type
+    auto_class: str  # name of the Auto class that makes it
+    hub_task: str | None = None  # what the Hub calls the task; None if it has no name for it
+    pipeline: str | type | None = None  # pipeline for the task "itnet-<hub_task>", where Transformers has none
+
+    def __post_init__(self):
+        for field in ("model", "pipeline"):
+            object.__setattr__(self, field, _as_reference(getattr(self, field)))
+
+
+@dataclass(frozen=True)
+class Modality:
+    """A row of the table. References may be given as the classes or functions themselves."""
+
+    name: str
+    position_dim: int | None = None  # coordinates per position, s; None: every configuration says it
+    has_free_position_dim: bool = False  # a configuration may say another number
+    has_cls: bool = False  # there is a [CLS] position that can be pooled
+    is_ordered: bool = False  # positions have an order, so that a model can be causal
+    has_tokens: bool = False  # there is a vocabulary, and a tokenizer
+    parts: tuple[str, ...] = ()  # the modalities that lie on its joint domain, in the order of weights in `measure`
+
+    encoder: str | type = ""  # turns the inputs into a signal; see modeling_itnet/encoders
+    heads: tuple[Head, ...] = ()
+    bare_task: str = "feature-extraction"  # what the Hub calls the task of a model without a head
+    processor: str | type | None = None  # has `from_model_config(config)`, with a tokenizer `(config, tokenizer)`
+    reader: str | None = None  # function that reads a path on the command line as a list of inputs for the processor
+    plot: str | None = None  # function that draws a kernel for `itnet plot-kernel`
+    title: str = ""  # on the card: "an ITNet for <title>"
+    inputs: str = ""  # on the card: the forward arguments, and what makes them
+
+    def __post_init__(self):
+        if not self.name.isidentifier():
+            raise ValueError(f"`name` ({self.name!r}) of a modality must be an identifier")
+        for field in ("encoder", "processor", "reader", "plot"):
+            object.__setattr__(self, field, _as_reference(getattr(self, field)))
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """References to all code that may be exported with a model."""
+        own = (self.encoder, self.processor)
+        return tuple(filter(None, (*own, *(part for head in self.heads for part in (head.model, head.pipeline)))))
+
+
+# Transformers has no Auto class for point clouds, graphs or image pairs: their heads label a whole input, as sequence
+# classifiers do. A function of time is the signal that it has one for.
+_ROWS = (
+    Modality(
+        "image",
+        position_dim=2,
+        has_cls=True,
+        encoder=".encoders.image:ITNetImageEncoder",
+        heads=(
+            Head(
+                ".heads.image:ITNetForImageClassification", "AutoModelForImageClassification", "image-classification"
+            ),
+        ),
+        bare_task="image-feature-extraction",
+        processor=".processing.image:ITNetImageProcessor",
+        reader=".cli.inputs:read_images",
+        plot=".cli.kernels:plot_image",
+        title="images",
+        inputs="`pixel_values`, which `AutoImageProcessor` makes",
+    ),
+    Modality(
+        "text",
+        position_dim=1,
+        has_cls=True,
+        is_ordered=True,
+        has_tokens=True,
+        encoder=".encoders.text:ITNetTextEncoder",
+        heads=(
+            Head(".heads.text:ITNetForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
+            Head(".heads.text:ITNetForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering"),
+            Head(
+                ".heads.text:ITNetForSequenceClassification",
+                "AutoModelForSequenceClassification",
+                "text-classification",
+            ),
+            Head(".heads.text:ITNetForTokenClassification", "AutoModelForTokenClassification", "token-classification"),
+        ),
+        reader=".cli.inputs:read_texts",
+        plot=".cli.kernels:plot_text",
+        title="text",
+        inputs="`input_ids` and `attention_mask`, which `AutoTokenizer` makes",
+    ),
+    Modality(
+        "multimodal",
+        position_dim=2,
+        has_cls=True,
+        has_tokens=True,
+        parts=("image", "text"),
+        encoder=".encoders.multimodal:ITNetMultimodalEncoder",
+        heads=(
+            Head(".heads.multimodal:ITNetForImagesAndTextClassification", "AutoModelForSequenceClassification"),
+            Head(
+                ".heads.multimodal:ITNetForVisualQuestionAnswering",
+                "AutoModelForVisualQuestionAnswering",
+                "visual-question-answering",
+                pipeline=".hub.pipelines:ITNetVisualQuestionAnsweringPipeline",
+            ),
+        ),
+        processor=".processing.multimodal:ITNetProcessor",
+        title="image and text together",
+        inputs="`pixel_values` and `input_ids`, which `AutoProcessor` makes",
+    ),
+    Modality(
+        "point_cloud",
+        position_dim=3,
+        encoder=".encoders.point_cloud:ITNetPointCloudEncoder",
+        heads=(Head(".heads.point_cloud:ITNetForPointCloudClassification", "AutoModelForSequenceClassification"),),
+        processor=".processing.point_cloud:ITNetPointCloudProcessor",
+        reader=".cli.inputs:read_clouds",
+        plot=".cli.kernels:plot_cloud",
+        title="point clouds",
+        inputs="`points`, which `AutoFeatureExtractor` makes",
+    ),
+    Modality(
+        "graph",
+        position_dim=8,
+        has_free_position_dim=True,
+        encoder=".encoders.graph:ITNetGraphEncoder",
+        heads=(Head(".heads.graph:ITNetForGraphClassification", "AutoModelForSequenceClassification", "graph-ml"),),
+        processor=".processing.graph:ITNetGraphProcessor",
+        title="graphs",
+        inputs="`node_features` or `node_types`, `positions` and `neighbors`, which `AutoFeatureExtractor` makes",
+    ),
+    Modality(
+        "signal",
+        has_free_position_dim=True,
+        is_ordered=True,
+        encoder=".encoders.signal:ITNetSignalEncoder",
+        heads=(Head(".heads.signal:ITNetForSignalRegression", "AutoModelForTimeSeriesPrediction"),),
+        title="functions on any mesh",
+        inputs="`signal_values` or `inputs_embeds`, and `positions`",
+    ),
+)
+#: Name -> row. `modeling_itnet.register_modality` adds one.
+MODALITIES = {row.name: row for row in _ROWS}
+
+
+def find_modality(name: str) -> Modality:
+    """The row of a modality."""
+    if name not in MODALITIES:
+        raise ValueError(f"`modality` ({name!r}) must be one of {', '.join(MODALITIES)}")
+    return MODALITIES[name]
+
+
+__all__ = ["MODALITIES", "Head", "Modality", "find_modality"]
