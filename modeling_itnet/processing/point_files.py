@@ -30,11 +30,11 @@ def read_points(path: str | Path) -> np.ndarray:
 
 def _read_off(content: bytes) -> np.ndarray:
     lines = [line.split("#")[0].split() for line in content.decode("ascii", errors="strict").splitlines()]
-    words = [word for line in lines for word in line]
-    if not words[0].startswith("OFF"):
+    entries = [entry for line in lines for entry in line]
+    if not entries[0].startswith("OFF"):
         raise ValueError("it does not start with OFF")
-    # ModelNet has files with the first count on the line, and in the word, of the header: OFF3514 3546 0.
-    numbers = ([words[0][3:]] if words[0] != "OFF" else []) + words[1:]
+    # Some files of ModelNet have the first count attached to the header: OFF3514 3546 0.
+    numbers = ([entries[0][3:]] if entries[0] != "OFF" else []) + entries[1:]
     count, values = int(numbers[0]), numbers[3:]
     if len(values) < 3 * count:
         raise ValueError(f"{count} vertices are announced, and the file ends before")
@@ -66,13 +66,13 @@ def _read_ply(content: bytes) -> np.ndarray:
 def _ply_header(text: str) -> tuple[str, list[tuple[str, int, list[tuple[str, str]]]]]:
     """Format, and (name, count, [(property, type)]) of every element."""
     kind, elements = "", []
-    for words in map(str.split, text.splitlines()):
-        if words[:1] == ["format"]:
-            kind = words[1]
-        elif words[:1] == ["element"]:
-            elements.append((words[1], int(words[2]), []))
-        elif words[:1] == ["property"]:
-            elements[-1][2].append((words[-1], words[1]))
+    for entries in map(str.split, text.splitlines()):
+        if entries[:1] == ["format"]:
+            kind = entries[1]
+        elif entries[:1] == ["element"]:
+            elements.append((entries[1], int(entries[2]), []))
+        elif entries[:1] == ["property"]:
+            elements[-1][2].append((entries[-1], entries[1]))
     if kind != "ascii" and kind not in _ORDERS:
         raise ValueError(f"its format is {kind!r}, not ascii or one of {sorted(_ORDERS)}")
     return kind, elements
