@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
-from common.augmentation import MixImages, augmentations, soft_cross_entropy
+from common.augmentation import MixImages, augmentations
 from common.data import check_images, encode_labels, find_column, label_names, load_train_and_eval
 from common.image_text import image_processor
-from common.losses import step_loss
+from common.losses import peer_loss
 from common.metrics import class_metrics
 from common.peers import ConvNet, vit_config
 from common.runs import build_model, run, start
@@ -39,7 +39,6 @@ class ImageDataArguments(DataArguments):
     mixup: float = field(default=0.0, metadata={"help": "Alpha of Mixup; 0 turns it off."})
     cutmix: float = field(default=0.0, metadata={"help": "Alpha of CutMix; 0 turns it off."})
     erasing: float = field(default=0.0, metadata={"help": "Probability of random erasing."})
-    smoothing: float = field(default=0.0, metadata={"help": "Label smoothing."})
 
 
 class ImageCollator:
@@ -74,7 +73,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     train, test = check_images(train, image), check_images(test, image)
     train, test, names = encode_labels(train, test, label)
     columns = image, label
-    config = model_args.config("image", **label_names(names))
+    config = model_args.config("image", problem_type="single_label_classification", **label_names(names))
     model = build_model(model_args, MODELS, config)
     processor = image_processor(config, model_args.model_name_or_path)
     augment = augmentations(
@@ -90,7 +89,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         eval_collator=ImageCollator(processor, columns),
         processing_class=processor,
         compute_metrics=class_metrics("accuracy", from_hub=args.hub_metrics),
-        compute_loss_func=step_loss(soft_cross_entropy(data_args.smoothing), config.proposal_loss_weight),
+        compute_loss_func=None if model_args.model_type == "itnet" else peer_loss(args.label_smoothing_factor),
     )
     run(trainer, model_args, data_args, config)
 

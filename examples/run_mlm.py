@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import check_texts, find_column, load_train_and_eval
-from common.losses import step_loss
+from common.losses import peer_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
 from common.text import load_tokenizer, must_make, texts_key
 from common.trainer import ExampleTrainer
 from datasets import Dataset
-from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset
 from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
@@ -105,11 +104,6 @@ def token_accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions == prediction.label_ids)[asked].mean())}
 
 
-def masked_cross_entropy(outputs, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the masked tokens: what BERT's own loss is, but as parts of a step that add up (see `step_loss`)."""
-    return cross_entropy(outputs["logits"].flatten(0, 1).float(), labels.flatten())
-
-
 def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     model_args, data_args, args = parse(
         ModelArguments, MaskedLMArguments, ExampleTrainingArguments, recipe=recipe, options=options
@@ -146,7 +140,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         processing_class=tokenizer,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         compute_metrics=token_accuracy,
-        compute_loss_func=None if model_args.model_type == "itnet" else step_loss(masked_cross_entropy),
+        compute_loss_func=None if model_args.model_type == "itnet" else peer_loss(args.label_smoothing_factor),
     )
     run(trainer, model_args, data_args, config, derive=lambda m: {"perplexity": math.exp(m["loss"])})
 

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import find_data, held_out_rows
-from common.losses import step_loss
 from common.runs import build_model, run, start
 from common.trainer import ExampleTrainer
 from torch import Tensor
 
 from modeling_itnet import ITNetForSignalRegression
+from modeling_itnet.heads.signal import relative_l2
 
 Rows = list[dict[str, Tensor]]
 
@@ -174,19 +174,9 @@ class OperatorCollator:
         return batch
 
 
-def relative_error(predictions: Tensor, solutions: Tensor) -> Tensor:
-    """[B, n, c] each -> [B]."""
-    return (predictions - solutions).norm(dim=(1, 2)) / solutions.norm(dim=(1, 2))
-
-
-def relative_loss(outputs, labels: Tensor) -> Tensor:
-    """Mean relative error."""
-    return relative_error(outputs["predictions"], labels).mean()
-
-
 def compute_metrics(prediction) -> dict[str, float]:
     values, solutions = (torch.from_numpy(array) for array in (prediction.predictions, prediction.label_ids))
-    return {"relative_l2": relative_error(values, solutions).mean().item()}
+    return {"relative_l2": relative_l2(values, solutions).mean().item()}
 
 
 def models(model_type: str) -> dict[str, tuple]:
@@ -248,7 +238,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         "signal_feature_size": train[0]["signal_values"].shape[-1],
         "num_labels": train[0]["labels"].shape[-1],
     }
-    config = model_args.config("signal", **size)
+    config = model_args.config("signal", signal_loss="relative_l2", **size)
     if args.per_device_train_batch_size > len(train):
         raise ValueError(f"`per_device_train_batch_size` must not exceed the {len(train)} training samples")
     trainer = ExampleTrainer(
@@ -259,7 +249,6 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         data_collator=OperatorCollator(data_args.num_queries if model_args.model_type == "itnet" else None),
         eval_collator=OperatorCollator(),
         compute_metrics=compute_metrics,
-        compute_loss_func=step_loss(relative_loss, config.proposal_loss_weight),
     )
     name = find_data(data_args.dataset).name if data_args.problem == "own" else data_args.problem
     run(trainer, model_args, data_args, config, {"dataset": name})

@@ -74,7 +74,8 @@ class ModelArguments:
         if self.model_name_or_path is None or self.model_type != "itnet":
             preset = self.preset or "itnet-tiny"
             return ITNetConfig.from_preset(preset, **{**task, **self.overrides, "modality": modality})
-        labels = {name: task.pop(name) for name in ("id2label", "label2id", "num_labels") if name in task}
+        free = ("id2label", "label2id", "num_labels", "problem_type", "signal_loss")
+        labels = {name: task.pop(name) for name in free if name in task}
         config = ITNetConfig.from_pretrained(self.model_name_or_path, **self.overrides)
         if config.modality != modality:
             raise ValueError(
@@ -89,7 +90,7 @@ class ModelArguments:
                 )
         config.problem_type = None
         for name, value in labels.items():
-            setattr(config, name, value)
+            setattr(config, name, self.overrides.get(name, value))
         return config
 
 

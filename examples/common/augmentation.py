@@ -67,13 +67,3 @@ def _cutmix(pixels: Tensor, other: Tensor, share: float) -> tuple[Tensor, float]
     mixed = pixels.clone()
     mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
     return mixed, 1 - (bottom - top) * (right - left) / (height * width)
-
-
-def soft_cross_entropy(smoothing: float) -> Callable:
-    """A mean loss for `step_loss`: cross entropy with classes [B] or soft labels [B, C], smoothed in training."""
-
-    def loss(outputs, labels: Tensor) -> Tensor:
-        soft = smoothing if torch.is_grad_enabled() else 0.0
-        return F.cross_entropy(outputs["logits"], labels, label_smoothing=soft)
-
-    return loss

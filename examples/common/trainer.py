@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from modeling_itnet import ITNetPreTrainedModel, optimizer_param_groups
+from modeling_itnet.training.trainer import ITNetTrainer
 
 from .seeded_rows import SeededCollator, numbered
 
@@ -60,8 +61,8 @@ class WeightAverage(TrainerCallback):
             weight.copy_(weights[name])
 
 
-class ExampleTrainer(Trainer):
-    """Trainer with another collator for evaluation and, if asked for, an average of the weights to evaluate.
+class ExampleTrainer(ITNetTrainer):
+    """ITNetTrainer with another collator for evaluation and, if asked for, an average of the weights to evaluate.
 
     Args:
         train_dataset, data_collator: Rows and what makes batches of them; it may augment by torch's random numbers.

@@ -26,7 +26,7 @@ def mask_every_third(self, inputs, *args, **kwargs):
 
 
 def record(script: str, arguments: list[str], folder: Path) -> dict:
-    """{"loss": per step, "grad_norm": per step, "evaluations": losses} of a run of a script."""
+    """{"loss", "grad_norm" and "proposal_loss": per step, "evaluations": losses} of a run of a script."""
     options = ["--output_dir", str(folder), "--use_cpu", "true", "--disable_tqdm", "true", "--bf16", "false"]
     module = importlib.import_module(script)
     trainers, make = [], module.ExampleTrainer
@@ -51,6 +51,7 @@ def record(script: str, arguments: list[str], folder: Path) -> dict:
     return {
         "loss": [entry["loss"] for entry in steps],
         "grad_norm": [float(entry["grad_norm"]) for entry in steps],
+        "proposal_loss": [entry["proposal_loss"] for entry in steps if "proposal_loss" in entry],
         "evaluations": evaluations,
         "processes": trainers[0].args.world_size,
     }

@@ -122,7 +122,7 @@ def test_modes(run_script, tiny_data, mode):
 
 
 def test_proposal_loss_is_added(run_script, tiny_data):
-    """Monte Carlo adds the loss of its proposal, by its weight, although the script brings its own loss."""
+    """Monte Carlo adds the loss of its proposal, by its weight."""
     options = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--integration_mode", "monte_carlo"]
     options += ["--dataset", str(tiny_data["run_image_classification"]), "--augmentation", "none"]
     losses = []

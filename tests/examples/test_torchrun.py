@@ -10,6 +10,7 @@ import datasets
 import pytest
 import torch
 
+from modeling_itnet import ITNetConfig, ITNetForImageClassification
 from modeling_itnet.training.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,11 +24,16 @@ FOLDS = ["--num_folds", "2", "--max_folds", "1"]
 LENGTHS = ["--max_seq_length", "16", "--second_seq_length", "16"]
 # name -> script, recipe, options, settings. Everything random in the data is off: augmentation, drawn points, queries.
 CASES = {
-    "image": ("run_image_classification", "cifar10-cpu", ["--augmentation", "none", "--smoothing", "0.1"], PICTURE),
+    "image": (
+        "run_image_classification",
+        "cifar10-cpu",
+        ["--augmentation", "none", "--label_smoothing_factor", "0.1"],
+        PICTURE,
+    ),
     "image-vit": (
         "run_image_classification",
         "cifar10-cpu",
-        ["--augmentation", "none", "--model_type", "vit"],
+        ["--augmentation", "none", "--label_smoothing_factor", "0.1", "--model_type", "vit"],
         PICTURE,
     ),
     "points": ("run_point_cloud", "modelnet10-cpu", ["--augment", "false", "--num_points", "64"], []),
@@ -119,15 +125,49 @@ def test_two_processes(one_process, two_processes, name):
     assert_same(two_processes[name], one_process(name, "one"))
 
 
-def test_mixed_images_count_by_rows(load_script):
+@pytest.mark.parametrize("model_type", ["itnet", "peer"])
+def test_mixed_images_count_by_rows(load_script, model_type):
     """Soft labels [B, C] of mixed images: losses of parts add up to the mean over all rows."""
-    augmentation, losses = load_script("common.augmentation"), load_script("common.losses")
     torch.manual_seed(0)
-    logits, labels, proposal = torch.randn(5, 3), torch.rand(5, 3).softmax(-1), torch.tensor(0.7)
-    loss = losses.step_loss(augmentation.soft_cross_entropy(0.1), 0.5)
+    pixels, labels = torch.randn(5, 3, 16, 16), torch.rand(5, 3).softmax(-1)
+    config = ITNetConfig.from_preset(
+        "itnet-tiny",
+        modality="image",
+        image_size=16,
+        patch_size=8,
+        num_labels=3,
+        problem_type="single_label_classification",
+    )
+    model = ITNetForImageClassification(config).eval()  # nothing is dropped
+    logits = model(pixel_values=pixels).logits
+    if model_type == "itnet":
+
+        def loss(part: slice, items: int | None) -> torch.Tensor:
+            given = {"pixel_values": pixels[part], "labels": labels[part]}
+            return model(**given, label_smoothing=0.1, num_items_in_batch=items).loss
+
+    else:
+        peer_loss = load_script("common.losses").peer_loss(0.1)
+
+        def loss(part: slice, items: int | None) -> torch.Tensor:
+            return peer_loss({"logits": logits[part]}, labels[part], items)
+
     smooth = 0.9 * labels + 0.1 / 3
-    expected = -(smooth * logits.log_softmax(-1)).sum(-1).mean() + 0.5 * proposal
-    outputs = [{"logits": part, "proposal_loss": proposal} for part in (logits[:3], logits[3:])]
-    parts = [loss(out, soft, labels.numel()) for out, soft in zip(outputs, (labels[:3], labels[3:]), strict=True)]
-    torch.testing.assert_close(sum(parts), expected)
-    torch.testing.assert_close(loss({"logits": logits, "proposal_loss": proposal}, labels), expected)
+    expected = -(smooth * logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(loss(slice(0, 3), 15) + loss(slice(3, 5), 15), expected)
+    torch.testing.assert_close(loss(slice(0, 5), None), expected)
+
+
+def test_monte_carlo_logs_its_proposal_loss(load_script, tiny_data, vocabulary, tmp_path):
+    """The trainer of the scripts logs what trains the proposals; the loss contains it with its weight."""
+    runs = {}
+    for weight in (0.0, 2.0):
+        words = arguments(tiny_data, vocabulary, "image", "one")
+        words += ["integration_mode=monte_carlo", "num_samples=64", f"proposal_loss_weight={weight}"]
+        words += ["--learning_rate", "0"]
+        runs[weight] = load_script("script_steps").record("run_image_classification", words, tmp_path / f"{weight}")
+    assert len(runs[2.0]["proposal_loss"]) == 2
+    assert runs[2.0]["proposal_loss"] == pytest.approx(runs[0.0]["proposal_loss"], rel=1e-5)
+    added = [both - alone for both, alone in zip(runs[2.0]["loss"], runs[0.0]["loss"], strict=True)]
+    assert added == pytest.approx([2 * value for value in runs[2.0]["proposal_loss"]], rel=1e-4)
+    assert min(runs[2.0]["proposal_loss"]) > 0.1  # a cross entropy over five positions

@@ -130,5 +130,19 @@ def test_labels_of_every_kind(name, make_model, make_inputs):
     for labels in (values, values.unsqueeze(1)):
         loss = outputs(model, **inputs, labels=labels).loss
         torch.testing.assert_close(loss, F.mse_loss(outputs(model, **inputs).logits[:, 0], values))
+    with pytest.raises(ValueError, match=r"`label_smoothing` \(0.1\) is for classes, not for 'regression'"):
+        model(**inputs, labels=values, label_smoothing=0.1)
     with pytest.raises(ValueError, match=r"`labels` \[3, 3\] must be \[3\]: one number for each"):
         model(**inputs, labels=targets)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_shares_of_classes(name, make_model, make_inputs):
+    """Soft labels, as MixUp makes them, where the config says that a sample has one class."""
+    model, inputs = make_model(name, problem_type="single_label_classification"), make_inputs(name)
+    logits, shares = outputs(model, **inputs).logits, torch.tensor([[0.3, 0.7, 0], [1, 0, 0], [0.2, 0.2, 0.6]])
+    loss = outputs(model, **inputs, labels=shares, label_smoothing=0.3).loss
+    torch.testing.assert_close(loss, -((0.7 * shares + 0.1) * logits.log_softmax(-1)).sum(-1).mean())
+    for wrong in (2 * shares, shares - 1 / 3):
+        with pytest.raises(ValueError, match=r"`labels` \[3, 3\] must be shares of the classes, .* sum to 1"):
+            model(**inputs, labels=wrong)

@@ -174,6 +174,19 @@ class TestLoss:
         each = [sample[kept.bool()].mean() for sample, kept in zip(errors, mask, strict=True)]
         torch.testing.assert_close(masked, torch.stack(each).mean())
 
+    def test_relative_values(self, make_model):
+        model, labels = make_model("signal-regression", signal_loss="relative_l2"), make_labels("signal-regression")
+        inputs, labels = make_inputs("signal-regression"), labels["labels"]
+        output = model(**inputs, labels=labels)
+        mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]).bool()
+        masked = model(**inputs, labels=labels, query_mask=mask).loss
+        for loss, kept in ((output.loss, torch.ones_like(mask)), (masked, mask)):
+            pairs = [
+                (p[k].flatten(), y[k].flatten()) for p, y, k in zip(output.predictions, labels, kept, strict=True)
+            ]
+            each = [((p - y).square().sum() / y.square().sum()).sqrt() for p, y in pairs]
+            torch.testing.assert_close(loss, torch.stack(each).mean())
+
 
 class TestEveryHead:
     @pytest.mark.parametrize("mode", MODES)

@@ -18,7 +18,7 @@ IMAGENET = {
     "mixup": 0.8,
     "cutmix": 1.0,
     "erasing": 0.25,
-    "smoothing": 0.1,
+    "label_smoothing_factor": 0.1,
     "max_grad_norm": 1.0,
     "ema_decay": 0.9999,
 }

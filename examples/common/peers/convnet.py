@@ -12,6 +12,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, config: ITNetConfig):
         super().__init__()
+        self.config = config  # where Trainer looks before it smooths labels
         width, depth = config.hidden_size, config.num_hidden_layers
         self.stem = nn.Conv2d(config.num_channels, width, 3, stride=2, padding=1)
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(depth))

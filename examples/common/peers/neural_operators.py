@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.heads.signal import SignalRegressionOutput
+from modeling_itnet.heads.signal import relative_l2
+from modeling_itnet.outputs import SignalRegressionOutput
 
 
 def segment_csr(src: Tensor, indptr: Tensor, reduction: str, use_scatter: bool = True) -> Tensor:
@@ -59,7 +60,7 @@ class FourierNeuralOperator(nn.Module):
             raise ValueError(f"FNO needs a grid of n^{self.dim} positions, got {signal_values.shape[1]}")
         fields = signal_values.transpose(1, 2).unflatten(2, (side,) * self.dim)
         predictions = self.fno(fields).flatten(2).transpose(1, 2)
-        loss = F.mse_loss(predictions, labels) if labels is not None else None
+        loss = relative_l2(predictions, labels).mean() if labels is not None else None
         return SignalRegressionOutput(loss=loss, predictions=predictions)
 
 
@@ -100,5 +101,5 @@ class GraphNeuralOperator(nn.Module):
         for block, linear in zip(self.blocks, self.linears, strict=True):
             hidden = hidden + F.gelu(linear(hidden) + block(y=positions, x=positions, f_y=hidden))
         predictions = self.projection(hidden)
-        loss = F.mse_loss(predictions, labels) if labels is not None else None
+        loss = relative_l2(predictions, labels).mean() if labels is not None else None
         return SignalRegressionOutput(loss=loss, predictions=predictions)
