@@ -1,7 +1,5 @@
 """Image augmentation by kornia, on whole batches, and the soft labels that mixing images makes."""
 
-from collections.abc import Callable
-
 import kornia.augmentation as K
 import torch
 from torch import Tensor, nn
@@ -32,12 +30,14 @@ def augmentations(size: tuple[int, int], kind: str, magnitude: int, erasing: flo
 
 
 class MixImages:
-    """Mixup (lambda ~ Beta(a, a)) or CutMix, either with probability 1/2 if both are on, of a batch with itself."""
+    """Mixup or CutMix of a batch with itself, either with probability 1/2 if both are on.
+
+    Mixup adds (1 - s) of an image and s of another, CutMix pastes a rectangle of the share s of the area; s (CutMix:
+    before the sides are rounded) is drawn from Beta(alpha, alpha), once per batch.
+    """
 
     def __init__(self, mixup: float, cutmix: float, num_labels: int):
-        self.kinds: list[tuple[Callable, float]] = []
-        self.kinds += [(_mixup, mixup)] if mixup > 0 else []
-        self.kinds += [(_cutmix, cutmix)] if cutmix > 0 else []
+        self.kinds = [(kind, alpha) for kind, alpha in ((self._mixup, mixup), (self._cutmix, cutmix)) if alpha > 0]
         self.num_labels = num_labels
 
     def __call__(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,25 +45,22 @@ class MixImages:
         if not self.kinds:
             return pixels, labels
         mix, alpha = self.kinds[int(torch.randint(len(self.kinds), ()))]
-        order = torch.randperm(len(pixels))
-        share = float(torch.distributions.Beta(alpha, alpha).sample())
-        pixels, share = mix(pixels, pixels[order], share)
-        targets = F.one_hot(labels, self.num_labels).float()
-        return pixels, share * targets + (1 - share) * targets[order]
+        pixels, (first, second, share) = mix(pixels, labels, alpha)
+        own, other = (F.one_hot(classes.long(), self.num_labels).float() for classes in (first, second))
+        return pixels, torch.lerp(own, other, share.unsqueeze(-1))
 
+    # kornia's labels are columns: the class of the image, that of the other, and the share of the one or the other.
 
-def _mixup(pixels: Tensor, other: Tensor, share: float) -> tuple[Tensor, float]:
-    return share * pixels + (1 - share) * other, share
+    @staticmethod
+    def _mixup(pixels: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+        share = float(torch.distributions.Beta(alpha, alpha).sample())  # kornia's own is uniform on an interval
+        mix = K.RandomMixUpV2(lambda_val=(share, share), data_keys=["input", "class"])
+        pixels, columns = mix(pixels, labels)  # [B, 3]
+        return pixels, columns.unbind(-1)
 
-
-def _cutmix(pixels: Tensor, other: Tensor, share: float) -> tuple[Tensor, float]:
-    """A rectangle of (1 - share) of the area comes from the other image; the share that is kept, after clipping."""
-    height, width = pixels.shape[2:]
-    side = (1 - share) ** 0.5
-    cut_height, cut_width = int(height * side), int(width * side)
-    y, x = int(torch.randint(height, ())), int(torch.randint(width, ()))
-    top, bottom = max(y - cut_height // 2, 0), min(y + cut_height // 2, height)
-    left, right = max(x - cut_width // 2, 0), min(x + cut_width // 2, width)
-    mixed = pixels.clone()
-    mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-    return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+    @staticmethod
+    def _cutmix(pixels: Tensor, labels: Tensor, alpha: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+        mix = K.RandomCutMixV2(beta=alpha, same_on_batch=True, use_correct_lambda=True, data_keys=["input", "class"])
+        pixels, columns = mix(pixels, labels)  # [1, B, 3]
+        first, second, kept = columns[0].unbind(-1)
+        return pixels, (first, second, 1 - kept)

@@ -44,7 +44,15 @@ def test_labels_follow_the_pixels(load_script, mixup, cutmix):
     torch.manual_seed(0)
     labels = torch.arange(4)
     pixels = torch.nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(4, 4, 16, 16)
-    for _ in range(20):
+    shares = []
+    for _ in range(200):
         mixed, targets = mix(pixels, labels)
         torch.testing.assert_close(mixed.mean((2, 3)), targets)
         torch.testing.assert_close(targets.sum(1), torch.ones(4))
+        others = [1 - float(row[label]) for row, label in zip(targets, labels, strict=True) if row[label] < 1]
+        assert max(others, default=0) == pytest.approx(min(others, default=0), abs=1e-6)  # one share for the batch
+        shares += others[:1]
+    # Beta(a, a) has the variance 1 / (4 (2a + 1)); that of some 180 draws has a standard error of 7 %.
+    alpha = mixup or cutmix
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.1)
+    assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)
