@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
 from modeling_itnet import ITNetPreTrainedModel, optimizer_param_groups
@@ -35,11 +36,9 @@ class WeightAverage(TrainerCallback):
         else:
             self.average = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
 
-    @torch.no_grad()
     def on_step_end(self, args, state, control, **kwargs):
-        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
-        for name, weight in self.model.named_parameters():
-            self.average[name].lerp_(weight, 1 - decay)
+        update = get_ema_multi_avg_fn(min(self.decay, (1 + state.global_step) / (10 + state.global_step)))
+        update(list(self.average.values()), [self.model.get_parameter(name) for name in self.average], None)
 
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
