@@ -78,7 +78,7 @@ def monte_carlo_errors(model, counts: list[int], pixels: Tensor) -> list[float]:
     base = copy.deepcopy(model).itnet
     inputs = {}
     operator = base.layers[0].operator
-    operator.register_forward_pre_hook(lambda _, arguments: inputs.update(arguments=arguments[:4]))
+    operator.register_forward_pre_hook(lambda _, arguments: inputs.update(arguments=arguments[:2]))
     base.config.integration_mode = "exact"
     base(pixel_values=pixels)
     exact = operator.integral(*inputs["arguments"])

@@ -6,7 +6,7 @@ from configuration_itnet import Head, ITNetConfig, Modality, preset_names
 from ._version import __version__
 from .analysis.diagnosis import KernelDiagnosis, diagnose_kernels
 from .analysis.spectrum import KernelSpectrum, kernel_spectrum
-from .domain import Signal
+from .domain import Domain, Signal
 from .heads import (
     ITNetForGraphClassification,
     ITNetForImageClassification,
@@ -33,6 +33,7 @@ from .training.optimization import optimizer_param_groups
 register_auto_classes()
 
 __all__ = [
+    "Domain",
     "Head",
     "ITNetConfig",
     "ITNetForGraphClassification",

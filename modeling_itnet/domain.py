@@ -1,28 +1,142 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one type that every encoder returns and the core accepts."""
+"""What every encoder returns and every layer takes: a signal on its domain."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from configuration_itnet import ITNetConfig
+from itnet_kernels import fourier_features
+from itnet_kernels.positions import position_dtype
 from itnet_kernels.transforms import may_look_at
 
+from .integration.anchors import Anchors, find_anchors
+from .integration.choice import integration_plan, requested_mode
 
-@dataclass
-class Signal:
-    """A function u on a finite domain with a measure: what ITNet layers integrate.
 
-    The measure of a sample sums to 1 over its real positions and is 0 on padding, so that neither padding nor the
-    other samples of a batch change anything.
+class Domain:
+    """Where a signal lives: positions with a measure, and whatever follows from these alone.
+
+    All layers of a forward share one domain. What they need of it is computed on first use and kept: gamma(x), the
+    lattice of the positions, the weights of the edges, the anchors, the way in which each sample is integrated. So a
+    domain belongs to one forward. The measure of a sample sums to 1 over its real positions and is 0 on padding, so
+    that neither padding nor the other samples of a batch change anything.
+
+    Args:
+        positions: x ``[n, s]``, shared by the batch, or ``[B, n, s]``; float32.
+        measure: omega ``[B, n]``; float32.
+        frequencies: B ``[L, s]`` of gamma.
+        neighbors: ``[B, n, m]``, the indices of the positions joined to each one by an edge, -1 for none.
+        edge_gate: lambda, a scalar that goes with ``neighbors``: the kernel is multiplied by 1[edge] + lambda.
+        is_padded: False promises that every measure is positive; the number of real positions is then known without
+            a look at values, as a compiled graph needs it.
     """
 
-    features: Tensor  # u [B, n, d]
-    positions: Tensor  # x [n, s] shared by the batch, or [B, n, s]; float32
-    measure: Tensor  # omega [B, n]; float32
-    neighbors: Tensor | None = None  # [B, n, m] indices of the positions joined to each one by an edge, -1 for none
-    edge_gate: Tensor | None = None  # lambda, a scalar: goes with neighbors, weighs pairs that no edge joins
+    # Of a part of the batch (:meth:`resolve`):
+    mode: str | None = None  # "exact", "low_rank" or "monte_carlo"
+    samples: Tensor | None = None  # the numbers [b] of its samples; None for all of them
+    anchors: Anchors | None = None  # the only keys, if it is integrated over anchors
+
+    def __init__(
+        self,
+        positions: Tensor,
+        measure: Tensor,
+        frequencies: Tensor,
+        *,
+        neighbors: Tensor | None = None,
+        edge_gate: Tensor | None = None,
+        is_padded: bool = True,
+    ):
+        self.positions, self.measure, self.frequencies = positions, measure, frequencies
+        self.neighbors, self.edge_gate, self.is_padded = neighbors, edge_gate, is_padded
+        self._gamma: dict[torch.dtype, Tensor] = {}
+        self._edges: tuple[Tensor, Tensor] | None = None
+        self._parts: dict[tuple, list[Domain]] = {}
+        self._moved: dict[torch.device, Domain] = {}
+
+    def gamma(self, dtype: torch.dtype) -> Tensor:
+        """gamma(x), [n, F] or [B, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
+        if dtype not in self._gamma:
+            exact = position_dtype(self.positions.device)
+            if exact not in self._gamma:
+                self._gamma[exact] = fourier_features(self.positions.to(exact), self.frequencies)
+            self._gamma[dtype] = self._gamma[exact].to(dtype)
+        return self._gamma[dtype]
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The other ends of the edges of each position, and their measure, 0 where there is none: [B, n, m] each."""
+        if self._edges is None:
+            ends = self.neighbors.clamp(min=0)
+            omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
+            self._edges = ends, omega * (self.neighbors >= 0)
+        return self._edges
+
+    def resolve(
+        self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors
+    ) -> list["Domain"]:
+        """The samples by the way in which they are integrated: one domain for each, with ``mode`` and ``samples``.
+
+        Parts that are integrated over anchors have these too; ``find`` finds them. As many anchors as there are
+        positions, padding included, are exact.
+        """
+        key = requested_mode(config), training, config.num_samples, config.is_causal
+        if key not in self._parts:
+            self._parts[key] = parts = []
+            for mode, samples in integration_plan(config, self.measure, self.is_padded):
+                part = self.select(samples)
+                part.mode, part.samples = mode, samples
+                if mode == "monte_carlo" and not training and config.num_samples < self.measure.shape[1]:
+                    part.anchors = find(part.positions, part.measure, config.num_samples, config.is_causal)
+                parts.append(part)
+                # Checkpoints run twice what is first used inside of them, and must find the same graph each time.
+                if part.positions.requires_grad:
+                    part.gamma(torch.float32)
+                if part.measure.requires_grad and part.neighbors is not None:
+                    part.edges  # noqa: B018
+        return self._parts[key]
+
+    def select(self, samples: Tensor | None) -> "Domain":
+        """The domain of some samples of the batch, by their numbers [b]; None for all of them."""
+        part = self.replaced()
+        if samples is None:
+            part._gamma = self._gamma
+            return part
+        if self.positions.dim() == 3:
+            part.positions = self.positions.index_select(0, samples)
+        part.measure = self.measure.index_select(0, samples)
+        if self.neighbors is not None:
+            part.neighbors = self.neighbors.index_select(0, samples)
+        return part
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What belongs to the samples of this part, of a tensor [B, ...]."""
+        return tensor if self.samples is None else tensor.index_select(0, self.samples)
+
+    def replaced(self, **tensors: Tensor) -> "Domain":
+        """The same domain with other tensors in some places, and nothing computed yet."""
+        given = {name: tensors.get(name, getattr(self, name)) for name in _TENSORS}
+        return Domain(**given, is_padded=self.is_padded)
+
+    def to(self, device, non_blocking: bool = False) -> "Domain":
+        """The domain on another device, for models whose layers are on several."""
+        device = torch.device(device)
+        if device == self.positions.device:
+            return self
+        if device not in self._moved:
+            given = {name: getattr(self, name) for name in _TENSORS}
+            self._moved[device] = self.replaced(
+                **{name: t.to(device, non_blocking=non_blocking) for name, t in given.items() if t is not None}
+            )
+        return self._moved[device]
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """Those of the given tensors that a gradient is wanted for."""
+        given = {name: getattr(self, name) for name in _TENSORS}
+        return {name: tensor for name, tensor in given.items() if tensor is not None and tensor.requires_grad}
 
     def pooled(self, features: Tensor, how: str) -> Tensor:
         """One vector per sample, as ``config.pooling`` says: features [B, n, d] -> [B, d]."""
@@ -41,6 +155,32 @@ class Signal:
         """``features`` [B, n, d] at the first position that is not padding, which is where [CLS] sits: [B, d]."""
         index = (self.measure > 0).int().argmax(1)  # the first of equals
         return features[torch.arange(features.shape[0], device=features.device), index]
+
+
+def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:
+    """The tensors [b, ...] of all parts of a batch as one [B, ...], in the order of the batch."""
+    if len(tensors) == 1:
+        return tensors[0]
+    order = torch.cat([part.samples for part in parts])
+    return torch.cat(tensors).index_select(0, order.argsort())
+
+
+_TENSORS = ("positions", "measure", "frequencies", "neighbors", "edge_gate")
+
+
+class Signal(NamedTuple):
+    """A function u on a domain: what every encoder returns and the layers integrate."""
+
+    features: Tensor  # u [B, n, d]
+    domain: Domain
+
+    @property
+    def positions(self) -> Tensor:
+        return self.domain.positions
+
+    @property
+    def measure(self) -> Tensor:
+        return self.domain.measure
 
 
 def uniform_measure(features: Tensor, mask: Tensor | None) -> Tensor:
@@ -69,7 +209,7 @@ def check_mask(mask: Tensor, batch: int, count: int, name: str = "attention_mask
             f"`{name}` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
         )
     real = mask != 0
-    if can_read_values(mask):
+    if may_look_at(mask):
         strange = mask[real & (mask != 1)]
         if strange.numel():
             raise ValueError(
@@ -86,7 +226,7 @@ def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
     """Indices of an embedding of ``count`` rows; says which are out of its range, and what sets that range."""
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"`{name}` ({ids.dtype}) must be integers, from 0 to {count - 1}")
-    if can_read_values(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+    if may_look_at(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
         worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise ValueError(f"`{name}` hold {worst}, but `{limit}` is {count}: they must be from 0 to {count - 1}")
     return ids
@@ -101,8 +241,3 @@ def input_dtype(layer: nn.Module) -> torch.dtype:
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             return tensor.dtype
     return torch.get_default_dtype()
-
-
-def can_read_values(tensor: Tensor) -> bool:
-    """Whether a check may look at values: not while tracing, under vmap, or where it would wait for a device."""
-    return may_look_at(tensor)

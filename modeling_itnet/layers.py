@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One ITNet layer: LN -> operator -> residual, LN -> feed-forward -> residual (Eq. app_layer)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -8,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configuration_itnet import ITNetConfig
 
-from .integration.choice import Plan
+from .domain import Domain
 from .operator import ITNetOperator
 
 
@@ -58,23 +60,23 @@ class ITNetLayer(GradientCheckpointingLayer):
         self.feed_forward = ITNetFeedForward(config)
         self.drop_path = ITNetDropPath(index * config.drop_path_rate / config.num_hidden_layers)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        positions: Tensor,
-        measure: Tensor,
-        frequencies: Tensor,
-        neighbors: Tensor | None = None,
-        edge_gate: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal.
-
-        frequencies B [L, s], plan as in :class:`ITNetOperator`, the rest as in :class:`Signal`.
-        """
-        features = self.operator_norm(hidden_states)
-        mixed = self.operator(features, positions, measure, frequencies, neighbors, edge_gate, plan)
-        proposal_loss = self.operator.proposal_loss(features, positions, measure, frequencies, plan)
+    def forward(self, hidden_states: Tensor, domain: Domain) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal."""
+        mixed, proposal_loss = self.operator(self.operator_norm(hidden_states), domain, return_proposal_loss=True)
         hidden_states = hidden_states + self.drop_path(self.dropout(mixed))
         hidden_states = hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
         return hidden_states, proposal_loss
+
+
+def checkpointed(checkpoint: Callable, layer: Callable, hidden_states: Tensor, domain: Domain):
+    """``checkpoint(layer, hidden_states, domain)``, with a gradient for what is inside of the domain.
+
+    Reentrant checkpoints detach the tensors among their arguments and follow gradients through these alone.
+    """
+    roots = domain.differentiable
+
+    def run(hidden_states: Tensor, *tensors: Tensor):
+        is_same = all(new is old for new, old in zip(tensors, roots.values(), strict=True))
+        return layer(hidden_states, domain if is_same else domain.replaced(**dict(zip(roots, tensors, strict=True))))
+
+    return checkpoint(run, hidden_states, *roots.values())

@@ -3,12 +3,13 @@
 
 import inspect
 import json
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
@@ -18,11 +19,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from configuration_itnet import ITNetConfig, find_modality
 
-from .domain import Signal, check_tensor
+from .domain import check_tensor
 from .integration.anchors import ITNetAnchors
-from .integration.choice import Plan, integration_plan, needs_anchors
 from .integration.factors import ITNetFactor, ITNetFactors
-from .layers import ITNetLayer
+from .layers import ITNetLayer, checkpointed
 from .modalities import find_encoder
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
 from .outputs import ITNetModelOutput
@@ -109,6 +109,9 @@ class ITNetPreTrainedModel(PreTrainedModel):
         if not with_code or self.is_remote_code():
             return super().push_to_hub(repo_id, **kwargs)
         return _package()[0].push_with_code(self, repo_id, processor, **kwargs)
+
+    def _set_gradient_checkpointing(self, enable: bool = True, gradient_checkpointing_func=checkpoint, **kwargs):
+        super()._set_gradient_checkpointing(enable, partial(checkpointed, gradient_checkpointing_func), **kwargs)
 
     def to_low_rank(self, rank: int, calibration_data, **settings):
         """
@@ -319,35 +322,17 @@ class ITNetModel(ITNetPreTrainedModel):
         }
         given = {name: value for name, value in given.items() if value is not None}
         self._check_inputs(given)
-        signal = self.encoder(self.fourier, **given)
-        hidden_states, proposal_losses = signal.features, []
-        plan = self._plan(signal, is_padded="attention_mask" in given or "measure" in given)
+        hidden_states, domain = self.encoder(self.fourier, **given)
+        domain.resolve(self.config, self.training, self.anchors)
+        proposal_losses = []
         for layer in self.layers:
-            hidden_states, proposal_loss = layer(
-                hidden_states,
-                signal.positions,
-                signal.measure,
-                self.fourier.frequencies,
-                signal.neighbors,
-                signal.edge_gate,
-                plan,
-            )
+            hidden_states, proposal_loss = layer(hidden_states, domain)
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
-        pooled = signal.pooled(hidden_states, self.config.pooling)
+        pooled = domain.pooled(hidden_states, self.config.pooling)
         proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
         return ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled, proposal_loss=proposal_loss)
-
-    def _plan(self, signal: Signal, is_padded: bool) -> Plan:
-        """How the samples are integrated, with the anchors of their domains: the same in all layers."""
-        plan = []
-        for group in integration_plan(self.config, signal.measure, is_padded):
-            if needs_anchors(self.config, group.mode, signal.measure.shape[1], self.training):
-                domain = group.domain(signal.positions, signal.measure)
-                group = group._replace(anchors=self.anchors(*domain, self.config.num_samples, self.config.is_causal))
-            plan.append(group)
-        return plan
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
         """Exactly one of the encoder's required inputs, and nothing it does not know; all are tensors of samples."""

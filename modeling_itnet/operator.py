@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,8 @@ from itnet_kernels import (
     sampled_transform,
 )
 
-from .domain import uniform_measure
-from .integration.anchors import Anchors, ITNetAnchors
-from .integration.choice import Group, Plan, integration_plan, merge, needs_anchors
+from .domain import Domain, merge, uniform_measure
+from .integration.anchors import take
 from .integration.factors import ITNetFactors
 from .integration.proposal import ITNetProposal, draw_from_measure
 
@@ -143,148 +143,116 @@ class ITNetOperator(nn.Module):
     def forward(
         self,
         features: Tensor,
-        positions: Tensor,
+        domain: Domain | Tensor,
         measure: Tensor | None = None,
-        frequencies: Tensor | None = None,
-        neighbors: Tensor | None = None,
-        edge_gate: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        """features [B, n, d], positions [n, s] or [B, n, s], measure [B, n], neighbors [B, n, m] -> [B, n, d].
+        *,
+        return_proposal_loss: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """features [B, n, d] on a domain -> [B, n, d].
 
-        The measure is 0 on padding; None is the uniform one, 1/n. ``frequencies`` B [L, s] are by default those of a
-        model of this configuration. With ``neighbors`` the kernel is multiplied by 1[edge] + lambda, lambda =
-        ``edge_gate`` (App. enc_graph). ``plan``, how the samples are integrated, saves finding it in every layer.
+        Alone, an operator also takes positions [n, s] or [B, n, s] in place of the domain, with their measure [B, n],
+        which is 0 on padding; None is the uniform one, 1/n. On request it returns a pair of the output and the loss
+        that trains its proposal, which is None where there is nothing to train.
         """
-        is_padded = measure is not None
-        measure = measure if is_padded else uniform_measure(features, None)
-        plan = integration_plan(self.config, measure, is_padded) if plan is None else plan
-        if frequencies is None:
-            frequencies = ITNetFourierFeatures(self.config).frequencies.to(features.device)
-        integral = self.integral(features, positions, measure, frequencies, plan)
-        if neighbors is not None:
-            edges = self.edge_integral(features, positions, measure, frequencies, neighbors, plan)
-            integral = edge_gate.to(edges.dtype) * integral + edges
-        return self._joined(self.output(integral) + self.residual(features), plan)
+        if not isinstance(domain, Domain):
+            omega = uniform_measure(features, None) if measure is None else measure
+            domain = Domain(domain, omega, self.frequencies.to(features.device), is_padded=measure is not None)
+        elif measure is not None:
+            raise ValueError("`measure` was given beside a `domain`, which has a measure of its own")
+        losses = [] if return_proposal_loss else None
+        integral = self.integral(features, domain, losses)
+        if domain.neighbors is not None:
+            integral = domain.edge_gate.to(integral.dtype) * integral + self.edge_integral(features, domain)
+        out = self._joined(self.output(integral) + self.residual(features), domain)
+        return (out, losses[0] if losses else None) if return_proposal_loss else out
 
-    def integral(
-        self,
-        features: Tensor,
-        positions: Tensor,
-        measure: Tensor,
-        frequencies: Tensor,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        """The heads' integrals side by side, before W^O: [B, n, d]."""
-        plan = integration_plan(self.config, measure) if plan is None else plan
-        parts = [
-            self._integral(group, group.select(features), *group.domain(positions, measure), frequencies)
-            for group in plan
-        ]
-        return merge(plan, parts)
+    def integral(self, features: Tensor, domain: Domain, losses: list[Tensor] | None = None) -> Tensor:
+        """The heads' integrals side by side, before W^O: [B, n, d]. ``losses`` collects the loss of a proposal."""
+        integrals, parts = [], domain.resolve(self.config, self.training)
+        for part in parts:
+            self._check_parts(part.mode)
+            heads = part.of(features).unflatten(-1, (self.num_heads, -1))  # [b, n, H, d_h]
+            if part.mode == "low_rank":
+                out, _ = self.factors(heads, part)
+            elif part.mode == "monte_carlo" and self.training:
+                out = self._sampled_integral(heads, part, losses)
+            elif part.anchors is not None:
+                out = self._anchored_integral(heads, part)
+            else:
+                out = integral_transform(
+                    heads,
+                    part.positions,
+                    self.kernel(part.frequencies),
+                    measure=part.measure,
+                    is_causal=self.is_causal,
+                    backend=self.config.backend,
+                )
+            integrals.append(out.flatten(-2))
+        return merge(parts, integrals)
 
-    def _integral(self, group: Group, features: Tensor, positions: Tensor, measure: Tensor, frequencies) -> Tensor:
-        """The same of the samples of one group, in its mode."""
-        heads = self._heads(features)
-        self._check_parts(group.mode)
-        if group.mode == "low_rank":
-            out, _ = self.factors(heads, positions, measure, frequencies)
-        elif group.mode == "monte_carlo" and self.training:
-            out = self._sampled_integral(features, positions, measure, frequencies)
-        elif needs_anchors(self.config, group.mode, features.shape[1], self.training):
-            out = self._anchored_integral(heads, positions, measure, frequencies, group.anchors)
-        else:
-            out = integral_transform(
-                heads,
-                positions,
-                self.kernel(frequencies),
-                measure=measure,
-                is_causal=self.is_causal,
-                backend=self.config.backend,
-            )
-        return out.flatten(-2)
-
-    def edge_integral(
-        self,
-        features: Tensor,
-        positions: Tensor,
-        measure: Tensor,
-        frequencies: Tensor,
-        neighbors: Tensor,
-        plan: Plan | None = None,
-    ) -> Tensor:
+    def edge_integral(self, features: Tensor, domain: Domain) -> Tensor:
         """The heads' integrals over the edges of each query only, all of them in every mode: [B, n, d]."""
-        plan = integration_plan(self.config, measure) if plan is None else plan
-        parts = []
-        for group in plan:
-            heads, edges = self._heads(group.select(features)), group.select(neighbors)
-            x, omega = group.domain(positions, measure)
-            indices = edges.clamp(min=0)
-            omega = omega.gather(1, indices.flatten(1)).view(indices.shape) * (edges >= 0)  # [b, n, m]
-            if group.mode == "low_rank":
-                phi, psi = self.factors.factors(heads, x, frequencies)
+        integrals, parts = [], domain.resolve(self.config, self.training)
+        for part in parts:
+            heads = part.of(features).unflatten(-1, (self.num_heads, -1))
+            indices, omega = part.edges
+            if part.mode == "low_rank":
+                phi, psi = self.factors.factors(heads, part)
                 bias = self.factors.bias
                 out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
             else:
-                out = sampled_transform(heads, x, self.kernel(frequencies), indices=indices, coefficients=omega)
-            parts.append(out.flatten(-2))
-        return merge(plan, parts)
+                kernel = self.kernel(part.frequencies)
+                out = sampled_transform(heads, part.positions, kernel, indices=indices, coefficients=omega)
+            integrals.append(out.flatten(-2))
+        return merge(parts, integrals)
 
-    def proposal_loss(
-        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, plan: Plan | None = None
-    ) -> Tensor | None:
-        """What trains the proposal, over the samples that it is drawn for; None where there is nothing to train."""
-        if not self.training or self.proposal is None:
-            return None
-        plan = integration_plan(self.config, measure) if plan is None else plan
-        for group in plan:
-            if group.mode == "monte_carlo":
-                domain = group.domain(positions, measure)
-                return self.proposal.loss(group.select(features), *domain, frequencies, self.kernel(frequencies))
-        return None
-
-    def _sampled_integral(self, features, positions, measure, frequencies) -> Tensor:
+    def _sampled_integral(self, heads: Tensor, domain: Domain, losses: list[Tensor] | None) -> Tensor:
         """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
+        features, kernel = heads.flatten(-2), self.kernel(domain.frequencies)
         if self.proposal is None:
-            indices, probabilities = draw_from_measure(measure, self.config.num_samples, self.is_causal)
+            draws = draw_from_measure(domain.measure, self.config.num_samples, self.is_causal)
         else:
-            indices, probabilities = self.proposal.draw(features, positions, measure, frequencies)
+            draws = self.proposal.draw(features, domain)
+            if losses is not None:
+                losses.append(self.proposal.loss(draws, features, domain, kernel))
         return monte_carlo_transform(
-            self._heads(features),
-            positions,
-            self.kernel(frequencies),
-            indices=indices,
-            probabilities=probabilities,
-            measure=measure,
+            heads,
+            domain.positions,
+            kernel,
+            indices=draws.indices,
+            probabilities=draws.probabilities,
+            measure=domain.measure,
             is_causal=self.is_causal,
         )
 
-    def _anchored_integral(self, heads, positions, measure, frequencies, anchors: Anchors | None) -> Tensor:
+    def _anchored_integral(self, heads: Tensor, domain: Domain) -> Tensor:
         """The integral over anchors only."""
-        count = self.config.num_samples
-        anchors = ITNetAnchors()(positions, measure, count, self.is_causal) if anchors is None else anchors
-        kernel = self.kernel(frequencies)
+        (indices, measure), positions, kernel = domain.anchors, domain.positions, self.kernel(domain.frequencies)
         if self.is_causal:
-            return sampled_transform(heads, positions, kernel, indices=anchors.indices, coefficients=anchors.measure)
-        samples = torch.arange(heads.shape[0], device=heads.device)[:, None]
+            return sampled_transform(heads, positions, kernel, indices=indices, coefficients=measure)
         return integral_transform(
-            heads[samples, anchors.indices],
-            positions.expand(heads.shape[0], *positions.shape[-2:])[samples, anchors.indices],
+            take(heads, indices),
+            take(positions.expand(heads.shape[0], *positions.shape[-2:]), indices),
             kernel,
-            measure=anchors.measure,
+            measure=measure,
             queries=heads,
             query_positions=positions,
             backend=self.config.backend,
         )
 
-    def _joined(self, out: Tensor, plan: Plan) -> Tensor:
+    @cached_property  # outside of nn.Module's registers: no part of the state
+    def frequencies(self) -> Tensor:
+        """B of an operator that stands alone: that of a model of its configuration."""
+        return ITNetFourierFeatures(self.config).frequencies
+
+    def _joined(self, out: Tensor, domain: Domain) -> Tensor:
         """``out``, with a gradient of 0 for the parameters of modes that no sample of this batch takes.
 
         Processes that train together must agree on which parameters have gradients, and their batches may differ.
         """
         if not (self.training and torch.is_grad_enabled() and _is_distributed()):
             return out
-        modes = {group.mode for group in plan}
+        modes = {part.mode for part in domain.resolve(self.config, self.training)}
         unused = [self.kernel] if modes == {"low_rank"} else []
         unused += [self.factors] if "low_rank" not in modes else []
         unused += [self.proposal] if "monte_carlo" not in modes else []
@@ -292,9 +260,6 @@ class ITNetOperator(nn.Module):
             for parameter in part.parameters() if part is not None else ():
                 out = out + parameter.flatten()[:0].sum().to(out.dtype)
         return out
-
-    def _heads(self, features: Tensor) -> Tensor:
-        return features.unflatten(-1, (self.num_heads, -1))  # [B, n, H, d_h]
 
     def add_proposal(self) -> None:
         """A new proposal, unless there is one or Monte Carlo integration samples from the measure."""

@@ -31,12 +31,13 @@ class LayerKernels:
 
     def __init__(self, operator: ITNetOperator, call: OperatorInput):
         self.heads = call.features.unflatten(-1, (operator.num_heads, -1))  # u [B, n, H, d_h]
-        positions = call.positions if call.positions.dim() == 3 else call.positions.unsqueeze(0)
+        domain, positions = call.domain, call.domain.positions
+        positions = positions if positions.dim() == 3 else positions.unsqueeze(0)
         is_shared = bool((positions == positions[:1]).all())
         self.positions = positions[:1] if is_shared else positions  # [1 or B, n, s]
-        measure = call.measure.to(position_dtype(call.measure.device))
+        measure = domain.measure.to(position_dtype(domain.measure.device))
         self.measure = measure / measure.sum(1, keepdim=True)  # omega [B, n]
-        self.weights: KernelWeights = operator.kernel(call.frequencies)
+        self.weights: KernelWeights = operator.kernel(domain.frequencies)
         self.is_causal = operator.is_causal
 
     @cached_property

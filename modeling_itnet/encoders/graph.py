@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.transforms import may_look_at
 
-from ..domain import Signal, can_read_values, check_ids, check_mask, input_dtype, uniform_measure
+from ..domain import Domain, Signal, check_ids, check_mask, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -67,12 +68,13 @@ class ITNetGraphEncoder(nn.Module):
             )
         mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
         features = self.embedding(nodes)
-        measure = uniform_measure(features, mask)
-        signal = Signal(self.dropout(features), positions.float(), measure)
+        edges = {}
         if self.gate_root is not None:
             self._check_neighbors(neighbors, batch, count)
-            signal.neighbors, signal.edge_gate = neighbors, self.edge_gate
-        return signal
+            edges = {"neighbors": neighbors, "edge_gate": self.edge_gate}
+        measure, is_padded = uniform_measure(features, mask), mask is not None
+        domain = Domain(positions.float(), measure, fourier.frequencies, is_padded=is_padded, **edges)
+        return Signal(self.dropout(features), domain)
 
     def _nodes(self, node_features: Tensor | None, node_types: Tensor | None) -> Tensor:
         """The input that this model was made for, checked and in the right dtype."""
@@ -100,9 +102,5 @@ class ITNetGraphEncoder(nn.Module):
                 f"`neighbors` {given} must be [{batch}, {count}, max degree]: `edge_gate` is on, which needs "
                 "the edges; ITNetGraphProcessor lists them"
             )
-        if (
-            can_read_values(neighbors)
-            and neighbors.numel()
-            and not bool(((neighbors >= -1) & (neighbors < count)).all())
-        ):
+        if may_look_at(neighbors) and neighbors.numel() and not bool(((neighbors >= -1) & (neighbors < count)).all()):
             raise ValueError(f"`neighbors` must hold node indices from 0 to {count - 1}, and -1 for none")

@@ -7,7 +7,7 @@ from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal, input_dtype, uniform_measure
+from ..domain import Domain, Signal, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 #: The [CLS] position sits in the middle of the image.
@@ -54,8 +54,8 @@ class ITNetImageEncoder(nn.Module):
         if self.cls_token is not None:
             features = torch.cat([self.cls_token.expand(features.shape[0], -1, -1), features], dim=1)
             positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
-        features = features + self.position_projection(fourier(positions).to(features.dtype))
-        return Signal(self.dropout(features), positions, uniform_measure(features, None))
+        domain = Domain(positions, uniform_measure(features, None), fourier.frequencies, is_padded=False)
+        return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def _check(self, pixel_values: Tensor) -> None:
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:

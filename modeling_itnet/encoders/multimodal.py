@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import Signal
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 from .image import ITNetImageEncoder
 from .text import ITNetTextEncoder
@@ -56,7 +56,9 @@ class ITNetMultimodalEncoder(nn.Module):
                 f"`pixel_values` holds {len(image.features)} images, but there are {len(text.features)} texts"
             )
         features = [part.features + e for part, e in zip((image, text), self.modality_embeddings.weight, strict=True)]
-        return Signal(torch.cat(features, dim=1), _join(image.positions, text.positions), self._measure(image, text))
+        positions, measure = _join(image.positions, text.positions), self._measure(image, text)
+        domain = Domain(positions, measure, fourier.frequencies, is_padded=text.domain.is_padded)
+        return Signal(torch.cat(features, dim=1), domain)
 
     def _measure(self, image: Signal, text: Signal) -> Tensor:
         """omega [B, n_img + n_txt]; both parts come with a uniform measure of their own."""

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.transforms import may_look_at
 
-from ..domain import Signal, can_read_values, check_mask, input_dtype, uniform_measure
+from ..domain import Domain, Signal, check_mask, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 _INFINITY_BITS = 0x7F800000  # of a float32
@@ -46,13 +47,15 @@ class ITNetPointCloudEncoder(nn.Module):
         self._check(points, point_features)
         points, dtype = points.float(), input_dtype(self.embedding)
         mask = None if attention_mask is None else check_mask(attention_mask, *points.shape[:2])
-        features = fourier(points) if self.uses_fourier else points
+        is_padded = mask is not None
+        domain = Domain(points, uniform_measure(points, mask), fourier.frequencies, is_padded=is_padded)
+        features = domain.gamma(torch.float32) if self.uses_fourier else points
         if point_features is not None:
             features = torch.cat([features, point_features.float()], dim=-1)
         features = self.embedding(features.to(dtype))
         if self.local is not None:
             features = features + self.local(points, point_features, mask)
-        return Signal(self.dropout(features), points, uniform_measure(features, mask))
+        return Signal(self.dropout(features), domain)
 
     def _check(self, points: Tensor, point_features: Tensor | None) -> None:
         if points.dim() != 3 or points.shape[2] != 3 or points.shape[1] == 0:
@@ -63,11 +66,7 @@ class ITNetPointCloudEncoder(nn.Module):
             raise ValueError(
                 f"`point_features` {given} must be {expected}: `point_feature_size` is {self.feature_size}"
             )
-        if (
-            point_features is not None
-            and can_read_values(point_features)
-            and not bool(point_features.isfinite().all())
-        ):
+        if point_features is not None and may_look_at(point_features) and not bool(point_features.isfinite().all()):
             raise ValueError("`point_features` holds numbers that are not finite")
 
 

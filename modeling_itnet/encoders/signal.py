@@ -4,8 +4,9 @@
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.transforms import may_look_at
 
-from ..domain import Signal, can_read_values, input_dtype, uniform_measure
+from ..domain import Domain, Signal, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 
@@ -55,9 +56,11 @@ class ITNetSignalEncoder(nn.Module):
                 f"`positions` {list(positions.shape)} must be [{count}, {self.position_dim}] or "
                 f"[{batch}, {count}, {self.position_dim}] to go with `{name}` {list(given.shape)}"
             )
-        positions = positions.float()
-        features = inputs_embeds + self.position_projection(fourier(positions).to(inputs_embeds.dtype))
-        return Signal(self.dropout(features), positions, signal_measure(features, measure, attention_mask))
+        is_padded = measure is not None or attention_mask is not None
+        measure = signal_measure(inputs_embeds, measure, attention_mask)
+        domain = Domain(positions.float(), measure, fourier.frequencies, is_padded=is_padded)
+        features = inputs_embeds + self.position_projection(domain.gamma(inputs_embeds.dtype))
+        return Signal(self.dropout(features), domain)
 
     def _lifted(self, signal_values: Tensor) -> Tensor:
         size = 0 if self.lift is None else self.lift.in_features
@@ -79,6 +82,6 @@ def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None
         raise ValueError(f"`measure` {list(measure.shape)} must be {list(uniform.shape)}, one weight per position")
     weights = measure.float() * (uniform > 0)
     total = weights.sum(1, keepdim=True)
-    if can_read_values(total) and not bool((total > 0).all() and (weights >= 0).all()):
+    if may_look_at(total) and not bool((total > 0).all() and (weights >= 0).all()):
         raise ValueError("`measure` must not be negative and must not vanish on all real positions of a sample")
     return weights / total

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.transforms import may_look_at
 
-from ..domain import Signal, can_read_values, check_ids, check_mask, uniform_measure
+from ..domain import Domain, Signal, check_ids, check_mask, uniform_measure
 from ..operator import ITNetFourierFeatures
 
 logger = logging.get_logger(__name__)
@@ -59,13 +60,14 @@ class ITNetTextEncoder(nn.Module):
         check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
         features = features + types(token_type_ids)
         positions = self.positions(batch, count, attention_mask, position_ids, features.device)
-        if self.unit is not None and count > self.unit and can_read_values(positions) and positions.max() > 1:
+        if self.unit is not None and count > self.unit and may_look_at(positions) and positions.max() > 1:
             logger.warning_once(
                 f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
                 "causal model has learned nothing"
             )
-        features = features + self.position_projection(fourier(positions).to(features.dtype))
-        return Signal(self.dropout(features), positions, uniform_measure(features, attention_mask))
+        measure = uniform_measure(features, attention_mask)
+        domain = Domain(positions, measure, fourier.frequencies, is_padded=attention_mask is not None)
+        return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         if input_ids.dim() != 2:

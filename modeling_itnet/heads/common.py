@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from transformers.utils import ModelOutput, logging
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.transforms import may_look_at
 
-from ..domain import can_read_values, check_tensor
+from ..domain import check_tensor
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from ..outputs import ITNetModelOutput, ITNetSequenceClassifierOutput
 
@@ -42,7 +43,7 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None
         raise ValueError(f"`labels` {shape} must be {expected}: {what}, as `logits` are {per_class}")
     if are_classes and not are_shares and labels.is_floating_point():
         raise ValueError(f"`labels` ({labels.dtype}) must be integers: {what} from 0 to {classes - 1}")
-    if are_classes and can_read_values(labels):
+    if are_classes and may_look_at(labels):
         strange = labels[(labels != -100) & ((labels < 0) | (labels >= classes))] if not are_shares else labels[:0]
         if strange.numel():
             raise ValueError(

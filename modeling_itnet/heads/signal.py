@@ -9,11 +9,11 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 from itnet_kernels import integral_transform
 
-from ..domain import check_mask
+from ..domain import Domain, check_mask
 from ..encoders.signal import signal_measure
 from ..layers import ITNetFeedForward
 from ..modeling_itnet import main_input_first
-from ..operator import ITNetFourierFeatures, ITNetKernel
+from ..operator import ITNetKernel
 from ..outputs import SignalRegressionOutput
 from .common import ITNetHead
 from .interpolation import shepard_interpolation
@@ -46,22 +46,21 @@ class ITNetQueryLayer(nn.Module):
 
     def forward(
         self,
-        fourier: ITNetFourierFeatures,
         features: Tensor,  # u [B, n, d], normalised
-        positions: Tensor,  # [n, s] or [B, n, s]
-        measure: Tensor,  # [B, n]
+        domain: Domain,
         query_positions: Tensor,  # [m, s] or [B, m, s]
     ) -> Tensor:
         """w [B, m, d]."""
         num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
-        hidden_states = shepard_interpolation(features, positions, measure, query_positions, is_causal)
-        hidden_states = hidden_states + self.position_projection(fourier(query_positions).to(features.dtype))  # v
+        hidden_states = shepard_interpolation(features, domain.positions, domain.measure, query_positions, is_causal)
+        gamma = domain.replaced(positions=query_positions).gamma(features.dtype)
+        hidden_states = hidden_states + self.position_projection(gamma)  # v
         queries = self.query_norm(hidden_states)
         integral = integral_transform(
             features.unflatten(-1, (num_heads, -1)),
-            positions,
-            self.kernel(fourier.frequencies),
-            measure=measure,
+            domain.positions,
+            self.kernel(domain.frequencies),
+            measure=domain.measure,
             queries=queries.unflatten(-1, (num_heads, -1)),
             query_positions=query_positions,
             is_causal=is_causal,
@@ -133,13 +132,9 @@ class ITNetForSignalRegression(ITNetHead):
         )
         features = outputs.last_hidden_state
         query_positions = self._queries(query_positions, positions, features.shape[0])
-        hidden_states = self.decoder(
-            self.itnet.fourier,
-            features,
-            positions.float(),
-            signal_measure(features, measure, attention_mask),
-            query_positions.float(),
-        )
+        measure = signal_measure(features, measure, attention_mask)
+        domain = Domain(positions.float(), measure, self.itnet.fourier.frequencies)
+        hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)
         loss = self.total_loss(loss, outputs.proposal_loss, labels=None)

@@ -18,25 +18,29 @@ class Anchors(NamedTuple):
     measure: Tensor  # the same shape: what the key stands for, summing to 1
 
 
-class ITNetAnchors:
-    """Anchors of a signal's domain, each weighted by the measure that it stands for (§mc_impl of the paper).
+def find_anchors(positions: Tensor, measure: Tensor, count: int, is_causal: bool, cluster=kmeans_anchors) -> Anchors:
+    """Anchors of a domain, each weighted by the measure that it stands for (§mc_impl of the paper).
 
-    They stand for the k-means clusters of the positions. Those of a domain that the whole batch shares are kept until
-    another domain comes. Causal operators have anchors of their own for every query: :func:`causal_anchors`.
+    They stand for the ``count`` k-means clusters of the positions [n, s] or [B, n, s] with their measure [B, n].
+    Causal operators have anchors of their own for every query: :func:`causal_anchors`.
     """
+    if is_causal:
+        return causal_anchors(measure, count)
+    indices, clusters = (t.expand(measure.shape[0], -1) for t in cluster(positions, measure, count))
+    return Anchors(indices, cluster_measure(measure, clusters, count))
+
+
+class ITNetAnchors:
+    """:func:`find_anchors`, which keeps the clusters of a domain that the whole batch shares until another comes."""
 
     def __init__(self):
         # Positions, measure of one sample, count; and their clusters. One attribute: threads see all of it or nothing.
         self._kept: tuple[tuple, tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, positions: Tensor, measure: Tensor, count: int, is_causal: bool) -> Anchors:
-        """positions [n, s] or [B, n, s], measure [B, n], ``count`` anchors."""
-        if is_causal:
-            return causal_anchors(measure, count)
-        indices, clusters = (t.expand(measure.shape[0], -1) for t in self._find(positions, measure, count))
-        return Anchors(indices, cluster_measure(measure, clusters, count))
+        return find_anchors(positions, measure, count, is_causal, self._cluster)
 
-    def _find(self, positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _cluster(self, positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
         # What a transform of torch.func wraps has no values to look at, or must not be kept beyond it.
         may_keep = positions.dim() == 2 and not torch.compiler.is_compiling() and not is_transformed()
         if not (may_keep and bool((measure == measure[:1]).all())):
@@ -57,6 +61,11 @@ def _same(domain: tuple, other: tuple) -> bool:
         and torch.equal(x, other_x)
         and torch.equal(measure, other_measure)
     )
+
+
+def take(tensor: Tensor, indices: Tensor) -> Tensor:
+    """tensor [B, n, ...] at indices [B, t]: [B, t, ...]."""
+    return tensor[torch.arange(tensor.shape[0], device=tensor.device)[:, None], indices]
 
 
 @torch.no_grad()

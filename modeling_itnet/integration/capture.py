@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..domain import Domain
 from ..operator import find_operators
 
 
@@ -14,9 +15,7 @@ class OperatorInput(NamedTuple):
     """What the operator of a layer is called with."""
 
     features: Tensor  # LN(u) [B, n, d]
-    positions: Tensor  # [n, s] or [B, n, s]
-    measure: Tensor  # [B, n]
-    frequencies: Tensor  # B [L, s]
+    domain: Domain
 
 
 def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -36,7 +35,7 @@ def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = 
     inputs = forward_arguments(model, inputs, name)
     captured = []
     hooks = [
-        operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:4])))
+        operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:2])))
         for operator in find_operators(model)
     ]
     was_training = [module for module in model.modules() if module.training]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing how to integrate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels.transforms import is_batched
-
-from .anchors import Anchors
 
 logger = logging.get_logger(__name__)
 
@@ -31,21 +28,25 @@ def integrating(mode: str) -> Iterator[None]:
         _MODE.reset(token)
 
 
+def requested_mode(config: ITNetConfig) -> str:
+    """The mode that holds here: the configuration's, unless this is inside of :func:`integrating`."""
+    return config.integration_mode if torch.compiler.is_compiling() else _MODE.get() or config.integration_mode
+
+
 def integration_mode(config: ITNetConfig, count: int) -> str:
     """ "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
 
     What a position of a causal model sees must not change with what comes later, and neither must the way it is
     integrated: there "auto" goes by ``max_position_embeddings``, whatever the length. A turn of "auto" is logged once.
     """
-    is_compiling = torch.compiler.is_compiling()
-    mode = config.integration_mode if is_compiling else _MODE.get() or config.integration_mode
+    mode = requested_mode(config)
     if mode != "auto":
         return mode
     count = config.max_position_embeddings if config.is_causal else count
     if count <= config.exact_max_positions:
         return "exact"
     mode = config.integration_modes[1]
-    if not is_compiling:
+    if not torch.compiler.is_compiling():
         logger.warning_once(
             f'`integration_mode` ("auto") uses "{mode}" above `exact_max_positions` ({config.exact_max_positions}); '
             'set `integration_mode="exact"` for exact integration at every length'
@@ -53,27 +54,10 @@ def integration_mode(config: ITNetConfig, count: int) -> str:
     return mode
 
 
-class Group(NamedTuple):
-    """Samples of a batch that are integrated in the same mode."""
+def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> list[tuple[str, Tensor | None]]:
+    """The modes and who is integrated in them: the numbers [b] of some samples of measure [B, n], or None for all.
 
-    mode: str
-    samples: Tensor | None = None  # their numbers [b]; None for all of them
-    anchors: Anchors | None = None  # of these samples
-
-    def select(self, tensor: Tensor) -> Tensor:
-        """The group's part of a tensor [B, ...]."""
-        return tensor if self.samples is None else tensor.index_select(0, self.samples)
-
-    def domain(self, positions: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        """The group's part of positions [n, s] or [B, n, s] and of measure [B, n]."""
-        return positions if positions.dim() == 2 else self.select(positions), self.select(measure)
-
-
-Plan = Sequence[Group]  # every sample of a batch is in one of the groups
-
-
-def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool = True) -> Plan:
-    """How each sample is integrated: by its own number of real positions, those of positive measure [B, n].
+    A sample is integrated by its own number of real positions, those of positive measure.
 
     So neither padding nor the other samples of a batch change a result. Where values cannot be looked at, as in a
     compiled graph, "auto" needs a batch that leaves no choice: ``n`` up to ``exact_max_positions``, or no padding.
@@ -81,7 +65,7 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool = Tru
     length = measure.shape[1]
     longest = integration_mode(config, length)
     if not is_padded or longest == integration_mode(config, 0):
-        return [Group(longest)]
+        return [(longest, None)]
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_batched(measure):
         raise ValueError(
             f"`integration_mode` ('auto') chooses for every sample by its number of real positions, which a compiled "
@@ -92,18 +76,5 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool = Tru
     is_long = (measure > 0).sum(1) > config.exact_max_positions
     samples = [chosen.nonzero().flatten() for chosen in (~is_long, is_long)]
     if any(len(numbers) == len(measure) for numbers in samples):
-        return [Group(longest if len(samples[1]) else "exact")]
-    return [Group("exact", samples[0]), Group(longest, samples[1])]
-
-
-def merge(plan: Plan, parts: Sequence[Tensor]) -> Tensor:
-    """The groups' tensors [b, ...] as one of the whole batch [B, ...], in its order."""
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.cat([group.samples for group in plan])
-    return torch.cat(list(parts)).index_select(0, order.argsort())
-
-
-def needs_anchors(config: ITNetConfig, mode: str, length: int, training: bool) -> bool:
-    """Whether signals of ``length`` positions, padding included, are integrated over anchors. As many are exact."""
-    return mode == "monte_carlo" and not training and config.num_samples < length
+        return [(longest if len(samples[1]) else "exact", None)]
+    return [("exact", samples[0]), (longest, samples[1])]

@@ -9,7 +9,9 @@ from torch.nn.functional import gelu, linear
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import Factor, LowRankState, fourier_features, low_rank_transform
+from itnet_kernels import Factor, LowRankState, low_rank_transform
+
+from ..domain import Domain
 
 
 class ITNetFactor(nn.Module):
@@ -59,32 +61,21 @@ class ITNetFactors(nn.Module):
         self.psi.reset_parameters()
         init.copy_(self.bias, torch.eye(self.bias.shape[-1], device="cpu").expand(self.bias.shape))
 
-    @property
-    def is_causal(self) -> bool:
-        return self.config.is_causal
-
-    def forward(
-        self,
-        heads: Tensor,
-        positions: Tensor,
-        measure: Tensor,
-        frequencies: Tensor,
-        state: LowRankState | None = None,
-    ) -> tuple[Tensor, LowRankState]:
-        """heads [B, n, H, d_h], positions [n, s] or [B, n, s], measure [B, n] -> [B, n, H, d_h] and the state."""
-        phi, psi = self.factors(heads, positions, frequencies)
+    def forward(self, heads: Tensor, domain: Domain, state: LowRankState | None = None) -> tuple[Tensor, LowRankState]:
+        """The integral of heads [B, n, H, d_h] with this kernel, [B, n, H, d_h], and the state after the last key."""
+        phi, psi = self.factors(heads, domain)
         return low_rank_transform(
             heads,
             phi,
             psi,
-            measure=measure,
-            is_causal=self.is_causal,
+            measure=domain.measure,
+            is_causal=self.config.is_causal,
             state=state,
             bias=self.bias,
             return_state=True,
         )
 
-    def factors(self, heads: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Factor, Factor]:
+    def factors(self, heads: Tensor, domain: Domain) -> tuple[Factor, Factor]:
         """Phi and Psi at all positions."""
-        gamma = fourier_features(positions.float(), frequencies).to(heads.dtype)
+        gamma = domain.gamma(heads.dtype)
         return self.phi(heads, gamma), self.psi(heads, gamma)

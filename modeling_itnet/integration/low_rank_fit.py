@@ -14,6 +14,7 @@ from transformers.utils import logging
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Factor, low_rank_transform
 
+from ..domain import Domain
 from ..operator import ITNetOperator, find_operators
 from .capture import OperatorInput, forward_arguments, operator_inputs
 from .choice import integrating
@@ -123,11 +124,11 @@ class _LayerProblem:
     @torch.no_grad()
     def __init__(self, operator: ITNetOperator, inputs: list[OperatorInput]):
         self.inputs, self.targets, self.real = [], [], []
-        for features, positions, measure, frequencies in inputs:
-            integral = operator.integral(features, positions, measure, frequencies).float()
+        for features, domain in inputs:
+            integral = operator.integral(features, domain).float()
             heads = features.float().unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
-            self.inputs.append((heads, positions, measure, frequencies))
-            self.real.append((measure > 0)[..., None, None])  # what comes out at padding does not matter
+            self.inputs.append((heads, domain))
+            self.real.append((domain.measure > 0)[..., None, None])  # what comes out at padding does not matter
             self.targets.append(integral.view_as(heads))
 
     def fit(self, factors: ITNetFactors, steps: int, learning_rate: float, bar) -> float:
@@ -169,7 +170,8 @@ class _ModelProblem:
     @torch.no_grad()
     def __init__(self, base: nn.Module, batches: list[dict[str, Tensor]]):
         self.base, self.batches = base, batches
-        self.real = [(operator_inputs(base, batch)[0].measure > 0).unsqueeze(-1) for batch in batches]  # [B, n, 1]
+        domains = [operator_inputs(base, batch)[0].domain for batch in batches]
+        self.real = [(domain.measure > 0).unsqueeze(-1) for domain in domains]  # [B, n, 1]
         self.num_samples = sum(len(real) for real in self.real)
         with _evaluation(base):
             self.targets = [base(**batch).last_hidden_state for batch in batches]
@@ -234,11 +236,11 @@ def _evaluation(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-def _regressors(factors: ITNetFactors, heads, positions, measure, frequencies) -> Tensor:
+def _regressors(factors: ITNetFactors, heads: Tensor, domain: Domain) -> Tensor:
     """[Z[r] h_i[k]; Z[r]; ubar[c]] at every position: [B, n, H, r w + r + d_h]."""
-    phi, psi = factors.factors(heads, positions, frequencies)
+    phi, psi = factors.factors(heads, domain)
     rank, head_dim = psi.bias.shape[1:]
-    settings = {"measure": measure, "is_causal": factors.is_causal}
+    settings = {"measure": domain.measure, "is_causal": factors.config.is_causal}
     # The operator itself gives Z, with unit vectors for Phi, and the mean, with Phi = 0 and an identity as constant.
     # It returns d_h numbers per head, so that Z comes in pieces of d_h.
     pieces = []

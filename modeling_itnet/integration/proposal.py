@@ -2,18 +2,31 @@
 """Where Monte Carlo integration samples: the measure itself, or a learned proposal (§mc_impl of the paper)."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import KernelWeights, fourier_features, integrand_norms, prefix_sum
+from itnet_kernels import KernelWeights, integrand_norms, prefix_sum
+
+from ..domain import Domain
+from .anchors import take
 
 # Elements of one [B, queries, n] tile of probabilities: 16 MB in float32.
 _TILE_ELEMENTS = 2**22
 # The proposal's loss looks at n / (4 d_h) queries of a sample, but no more than this.
 _LOSS_QUERIES = 16
+
+
+class Draws(NamedTuple):
+    """Keys drawn for every query, and what they were drawn with."""
+
+    indices: Tensor  # [B, n, M]
+    probabilities: Tensor  # [B, n, M]
+    queries: Tensor | None = None  # a [B, n, m], with the graph of phi
+    keys: Tensor | None = None  # b [B, n, m]
 
 
 class ITNetProposal(nn.Module):
@@ -38,62 +51,56 @@ class ITNetProposal(nn.Module):
         for linear in (self.query, self.key):
             init.normal_(linear.weight, std=self.config.initializer_range)
 
-    def forward(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> Tensor:
+    def forward(self, features: Tensor, domain: Domain) -> Tensor:
         """p for all pairs: [B, n, n]. For small inputs; :meth:`draw` never holds more than a tile of it."""
-        queries, keys = self._ends(features, positions, frequencies)
         rows = torch.arange(features.shape[1], device=features.device)[None]
-        return self._pmf(queries, keys, measure, rows)
+        return self._pmf(*self._ends(features, domain), domain.measure, rows)
 
-    @torch.no_grad()
-    def draw(self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """M keys for every query, with replacement, and their probabilities: both [B, n, M]."""
-        queries, keys = self._ends(features, positions, frequencies)
-        batch, count = measure.shape
+    def draw(self, features: Tensor, domain: Domain) -> "Draws":
+        """M keys for every query, with replacement, and their probabilities, which are constants to every gradient."""
+        queries, keys = self._ends(features, domain)
+        batch, count = domain.measure.shape
         rows = torch.arange(count, device=features.device)[None]
         size = max(1, _TILE_ELEMENTS // (batch * count))
-        drawn = [
-            sample(self._pmf(part, keys, measure, row), self.config.num_samples)
-            for part, row in zip(queries.split(size, dim=1), rows.split(size, dim=1), strict=True)
-        ]
+        with torch.no_grad():
+            drawn = [
+                sample(self._pmf(part, keys, domain.measure, row), self.config.num_samples)
+                for part, row in zip(queries.split(size, dim=1), rows.split(size, dim=1), strict=True)
+            ]
         indices, probabilities = zip(*drawn, strict=True)
-        return torch.cat(indices, dim=1), torch.cat(probabilities, dim=1)
+        return Draws(torch.cat(indices, dim=1), torch.cat(probabilities, dim=1), queries, keys)
 
-    def loss(
-        self, features: Tensor, positions: Tensor, measure: Tensor, frequencies: Tensor, weights: KernelWeights
-    ) -> Tensor:
+    def loss(self, draws: "Draws", features: Tensor, domain: Domain, weights: KernelWeights) -> Tensor:
         r"""Cross-entropy of p against the optimal proposal, Eq. proposal_loss_clean; a scalar.
 
             loss = - mean_i sum_m t_im log p_im,     t_im = w_im / sum_m w_im,     w_im = omega_j |K_ij u_j| / p_ij
 
-        The target t is the self-normalised importance estimate of p*_ij ~ omega_j |K_ij u_j| from M keys drawn from p.
-        A norm costs d_h times as much as a pair of the operator's sum, so the mean goes over a few queries, drawn from
-        the measure.
+        The target t is the self-normalised importance estimate of p*_ij ~ omega_j |K_ij u_j| from the M keys that were
+        drawn from p for the integral. A norm costs d_h times as much as a pair of the operator's sum, so the mean goes
+        over a few queries, drawn from the measure.
         """
-        features = features.detach()
-        queries, keys = self._ends(features, positions, frequencies)
+        features, measure = features.detach(), domain.measure.detach()
         batch, count = measure.shape
-        number = num_loss_queries(self.config, count)
-        rows, _ = sample((measure / measure.sum(1, keepdim=True)).unsqueeze(1), number)
+        rows, _ = sample((measure / measure.sum(1, keepdim=True)).unsqueeze(1), num_loss_queries(self.config, count))
         rows = rows[:, 0]  # [B, number]
-        pmf = self._pmf(_rows(queries, rows), keys, measure, rows)
-        indices, probabilities = sample(pmf.detach(), self.config.num_samples)  # [B, number, M]
+        indices, probabilities = (take(t, rows) for t in (draws.indices, draws.probabilities))  # [B, number, M]
         heads = features.unflatten(-1, (-1, self.config.head_dim))
         norms = integrand_norms(
             heads,
-            positions,
+            domain.positions,
             KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights)),
             indices=indices,
-            queries=_rows(heads, rows),
-            query_positions=_rows(positions.expand(batch, *positions.shape[-2:]), rows),
+            queries=take(heads, rows),
+            query_positions=take(domain.positions.expand(batch, *domain.positions.shape[-2:]), rows),
         )
         target = norms * measure.gather(1, indices.flatten(1)).view(indices.shape) / probabilities
         target = target / target.sum(-1, keepdim=True).clamp(min=torch.finfo(target.dtype).tiny)
+        pmf = self._pmf(take(draws.queries, rows), draws.keys, measure, rows)  # with its gradient, of these rows alone
         return -(target * pmf.gather(2, indices).log()).sum(-1).mean()
 
-    def _ends(self, features: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    def _ends(self, features: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
         """a and b of all positions: [B, n, m] each."""
-        features = features.detach()
-        gamma = fourier_features(positions.detach().float(), frequencies).to(features.dtype)
+        features, gamma = features.detach(), domain.gamma(features.dtype).detach()
         joint = torch.cat([gamma.expand(*features.shape[:2], -1), features], dim=-1)
         return self.query(joint), self.key(joint)
 
@@ -116,14 +123,14 @@ def num_loss_queries(config: ITNetConfig, count: int) -> int:
 
 
 @torch.no_grad()
-def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """``count`` keys for every query from the measure of those it sees: indices, probabilities [B, n, count]."""
+def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> Draws:
+    """``count`` keys for every query from the measure of those it sees."""
     cumulated = prefix_sum(measure.float())  # [B, n]
     mass = cumulated if is_causal else cumulated[:, -1:].expand_as(cumulated)
     indices = _invert(cumulated, mass, count)
     drawn = measure.float().gather(1, indices.flatten(1)).view(indices.shape)
     mass = mass.unsqueeze(-1)
-    return indices, torch.where(mass > 0, drawn / mass.where(mass > 0, 1), 1)
+    return Draws(indices, torch.where(mass > 0, drawn / mass.where(mass > 0, 1), 1))
 
 
 def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -139,8 +146,3 @@ def _invert(cumulated: Tensor, mass: Tensor, count: int) -> Tensor:
     indices = torch.searchsorted(cumulated, points.flatten(-2), right=True).view(points.shape)
     last = torch.searchsorted(cumulated, mass.contiguous())  # rounding must not step past the last key with a weight
     return torch.minimum(indices, last.unsqueeze(-1))
-
-
-def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor [B, n, ...] at rows [B, t]: [B, t, ...]."""
-    return tensor[torch.arange(tensor.shape[0], device=tensor.device)[:, None], rows]

@@ -93,13 +93,14 @@ def test_convolution_share_against_pairs(diagnosed):
     model, result = diagnosed("x", "x-y", "u_y", part="full", inputs={"pixel_values": IMAGES["pixel_values"][:2]})
     call, operator = operator_inputs(model, {"pixel_values": IMAGES["pixel_values"][:2]})[0], find_operators(model)[0]
     heads = call.features.unflatten(-1, (2, -1))
+    positions = call.domain.positions
     with torch.no_grad():
-        kernel = operator.kernel(call.frequencies)
-        matrices = kernel_matrices(heads, heads, call.positions[None], call.positions[None], kernel)[..., 0, :, :]
+        kernel = operator.kernel(call.domain.frequencies)
+        matrices = kernel_matrices(heads, heads, positions[None], positions[None], kernel)[..., 0, :, :]
     groups = {}
     for i in range(16):
         for j in range(16):
-            step = tuple((call.positions[i] - call.positions[j]).mul(1000).round().tolist())
+            step = tuple((positions[i] - positions[j]).mul(1000).round().tolist())
             groups.setdefault(step, []).extend(matrices[:, i, j].double())
     top = bottom = 0.0
     for members in groups.values():

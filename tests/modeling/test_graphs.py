@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from itnet_kernels import kernel_matrices
-from modeling_itnet import ITNetForGraphClassification, ITNetGraphProcessor, ITNetModel
+from modeling_itnet import Domain, ITNetForGraphClassification, ITNetGraphProcessor, ITNetModel
 from modeling_itnet.processing import laplacian
 from modeling_itnet.processing.laplacian import laplacian_positions, undirected_edges
 
@@ -52,7 +52,8 @@ class TestEdgeGate:
                         integral[b, v, h] += measure[b, u] * gate * (matrices[b, v, u, h] @ heads[b, u, h])
         expected = operator.output(integral.flatten(-2)) + operator.residual(features)
         gate = torch.tensor(strength)
-        actual = operator(features, inputs["positions"], measure, frequencies, inputs["neighbors"], gate)
+        edges = {"neighbors": inputs["neighbors"], "edge_gate": gate}
+        actual = operator(features, Domain(inputs["positions"], measure, frequencies, **edges))
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
     def test_initial_value(self, tiny_config):

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from modeling_itnet import ITNetForImageClassification, ITNetForMaskedLM, ITNetForSequenceClassification, ITNetModel
+from modeling_itnet import (
+    Domain,
+    ITNetForImageClassification,
+    ITNetForMaskedLM,
+    ITNetForSequenceClassification,
+    ITNetModel,
+)
 
 WIDE = {
     "hidden_size": 128,
@@ -122,7 +128,7 @@ class TestOperator:
         errors = []
         for scale in self.SCALES:
             operator, frequencies = self.operator(tiny_config, scale, kernel_num_layers=depth)
-            integral = operator.integral(features, positions, measure, frequencies)
+            integral = operator.integral(features, Domain(positions, measure, frequencies))
             errors.append((integral - self.mean(features, measure)).abs().max().item())
         assert 0 < errors[0] < self.SCALES[0] * features.abs().max()
         assert errors[0] / errors[1] == pytest.approx(self.SCALES[0] / self.SCALES[1], rel=1e-5)
@@ -132,14 +138,14 @@ class TestOperator:
         for scale in self.SCALES:
             operator, frequencies = self.operator(tiny_config, scale)
             expected = self.mean(features, measure) @ operator.output.weight.T + features
-            error = (operator(features, positions, measure, frequencies) - expected).abs().max()
+            error = (operator(features, Domain(positions, measure, frequencies)) - expected).abs().max()
             assert 0 < error < scale * features.abs().max()
 
     def test_epsilon_zero_is_exact(self, tiny_config, sample):
         features, positions, measure = sample
         operator, frequencies = self.operator(tiny_config, 0.0)
         expected = self.mean(features, measure) @ operator.output.weight.T + features
-        actual = operator(features, positions, measure, frequencies)
+        actual = operator(features, Domain(positions, measure, frequencies))
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
     def test_w_theta_is_the_identity(self, image_model):

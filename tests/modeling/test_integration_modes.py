@@ -8,6 +8,7 @@ import torch
 
 from itnet_kernels import integral_transform, integrand_norms, kernel_matrices
 from modeling_itnet import (
+    Domain,
     ITNetConfig,
     ITNetForImageClassification,
     ITNetForMaskedLM,
@@ -49,8 +50,8 @@ def problem(tiny_config, shake):
         if padded:
             measure[1::2, -2:] = 0
         measure = measure / measure.sum(1, keepdim=True)
-        frequencies = torch.randn(3, 2)
-        return operator, (torch.randn(batch, n, 16), torch.rand(batch, n, 2), measure, frequencies)
+        domain = Domain(torch.rand(batch, n, 2), measure, torch.randn(3, 2))
+        return operator, (torch.randn(batch, n, 16), domain)
 
     return make
 
@@ -80,11 +81,11 @@ class TestParameters:
     def test_low_rank_starts_where_exact_starts(self, tiny_config):
         """The mean of the signal, up to kernel_init_scale, in both modes."""
         features, positions = torch.randn(2, 9, 16), torch.rand(9, 2)
-        measure = torch.full((2, 9), 1 / 9)
+        domain = Domain(positions, torch.full((2, 9), 1 / 9), ITNetModel(tiny_config("signal")).fourier.frequencies)
         mean = features.mean(1, keepdim=True).expand_as(features)
         for mode in ("exact", "low_rank"):
             model = ITNetModel(tiny_config("signal", integration_mode=mode, kernel_init_scale=1e-3))
-            integral = model.layers[0].operator.integral(features, positions, measure, model.fourier.frequencies)
+            integral = model.layers[0].operator.integral(features, domain)
             assert (integral - mean).norm() < 2e-2 * mean.norm(), mode
 
     def test_cost_stays_below_the_projections_of_attention(self):
@@ -102,7 +103,7 @@ class TestProposal:
     def test_is_a_pmf_on_the_visible_keys(self, problem):
         for is_causal in (False, True):
             operator, arguments = problem(integration_mode="monte_carlo", is_causal=is_causal)
-            measure = arguments[2]
+            measure = arguments[1].measure
             pmf = operator.proposal(*arguments)
             torch.testing.assert_close(pmf.sum(-1), torch.ones(2, 7))
             assert (pmf[1, :, -2:] == 0).all()
@@ -117,14 +118,14 @@ class TestProposal:
     def test_starts_at_the_measure(self, tiny_config):
         operator = ITNetModel(tiny_config("signal", integration_mode="monte_carlo")).layers[0].operator
         measure = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
-        pmf = operator.proposal(torch.randn(1, 4, 16), torch.rand(4, 2), measure, torch.randn(3, 2))
+        pmf = operator.proposal(torch.randn(1, 4, 16), Domain(torch.rand(4, 2), measure, torch.randn(3, 2)))
         torch.testing.assert_close(pmf[0], measure.expand(4, 4), rtol=0.1, atol=0)
 
     def test_draws_follow_it(self, problem, monkeypatch):
         monkeypatch.setattr("modeling_itnet.integration.proposal._TILE_ELEMENTS", 30)  # two queries at a time
         operator, arguments = problem(integration_mode="monte_carlo", num_samples=20_000, is_causal=True)
         pmf = operator.proposal(*arguments)
-        indices, probabilities = operator.proposal.draw(*arguments)
+        indices, probabilities, *_ = operator.proposal.draw(*arguments)
         torch.testing.assert_close(probabilities, pmf.gather(2, indices))
         share = torch.nn.functional.one_hot(indices, 7).float().mean(2)
         assert ((share - pmf).abs() <= 5 * (pmf * (1 - pmf) / 20_000).sqrt() + 1e-6).all()
@@ -132,7 +133,7 @@ class TestProposal:
     @pytest.mark.parametrize("is_causal", [False, True], ids=["complete", "causal"])
     def test_draws_from_the_measure(self, is_causal):
         measure = torch.tensor([[0.0, 0.1, 0.2, 0.0, 0.7, 0.0]])
-        indices, probabilities = draw_from_measure(measure, 20_000, is_causal)
+        indices, probabilities, *_ = draw_from_measure(measure, 20_000, is_causal)
         pmf = measure.expand(6, 6)
         if is_causal:
             pmf = pmf.tril() / pmf.tril().sum(-1, keepdim=True)
@@ -148,22 +149,23 @@ class TestProposal:
         shake(operator.kernel)
         features = torch.nn.functional.layer_norm(torch.randn(2, 24, 16), (16,))
         features[:, ::6] *= 3
-        arguments = (features, torch.rand(2, 24, 2), torch.full((2, 24), 1 / 24), model.fourier.frequencies)
+        domain = Domain(torch.rand(2, 24, 2), torch.full((2, 24), 1 / 24), model.fourier.frequencies)
 
         def variance():
             torch.manual_seed(1)
             with torch.no_grad():
-                return float(torch.stack([operator.integral(*arguments) for _ in range(150)]).var(0).sum())
+                return float(torch.stack([operator.integral(features, domain) for _ in range(150)]).var(0).sum())
 
         heads, everything = features.unflatten(-1, (2, 8)), torch.arange(24).expand(2, 24, 24)
-        norms = integrand_norms(heads, arguments[1], operator.kernel(arguments[3]), indices=everything) / 24
-        exact = integral_transform(heads, arguments[1], operator.kernel(arguments[3])).detach()
+        kernel = operator.kernel(domain.frequencies)
+        norms = integrand_norms(heads, domain.positions, kernel, indices=everything) / 24
+        exact = integral_transform(heads, domain.positions, kernel).detach()
         least = float((norms.sum(-1) ** 2 - exact.flatten(2).square().sum(-1)).sum()) / 16  # Eq. app_min_var
         before = variance()
         optimizer = torch.optim.Adam(operator.proposal.parameters(), lr=1e-3)
         for _ in range(350):
             optimizer.zero_grad()
-            operator.proposal_loss(*arguments).backward()
+            operator(features, domain, return_proposal_loss=True)[1].backward()
             optimizer.step()
         after = variance()
         assert after - least < 0.7 * (before - least), (before, after, least)
@@ -178,9 +180,10 @@ class TestMonteCarloTraining:
         operator.config.integration_mode = "exact"
         exact = operator.integral(*arguments).detach()
         operator.config.integration_mode = "monte_carlo"
-        features, positions, measure, frequencies = arguments
+        features, domain = arguments
         draws = 3000
-        repeated = (features.repeat(draws, 1, 1), positions.repeat(draws, 1, 1), measure.repeat(draws, 1), frequencies)
+        positions, measure = domain.positions.repeat(draws, 1, 1), domain.measure.repeat(draws, 1)
+        repeated = features.repeat(draws, 1, 1), Domain(positions, measure, domain.frequencies)
         with torch.no_grad():
             estimates = operator.train().integral(*repeated).unflatten(0, (draws, 2)).double()
         error = (estimates.mean(0) - exact).abs() / (estimates.std(0) / draws**0.5 + 1e-5)
@@ -279,18 +282,20 @@ class TestProposalLoss:
     def test_is_the_cross_entropy_against_the_optimal_proposal(self, problem):
         """With very many samples it is - sum_j p*_ij log p_ij of the query that was drawn."""
         operator, arguments = problem(batch=1, padded=False, integration_mode="monte_carlo", num_samples=50_000)
-        features, positions, measure, frequencies = arguments
+        features, domain = arguments
         with torch.no_grad():
             for parameter in operator.proposal.parameters():
                 parameter.mul_(0.3)  # not too far from the target, or even so many samples are few
         heads = features.unflatten(-1, (2, 8))
-        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(frequencies))
+        positions = domain.positions
+        matrices = kernel_matrices(heads, heads, positions, positions, operator.kernel(domain.frequencies))
         norms = torch.einsum("bijhac,bjhc->bijha", matrices, heads).flatten(3).norm(dim=-1)
-        optimal = measure.unsqueeze(1) * norms
+        optimal = domain.measure.unsqueeze(1) * norms
         optimal = optimal / optimal.sum(-1, keepdim=True)
         pmf = operator.proposal(*arguments)
         entropies = -(optimal * pmf.log()).sum(-1)[0]  # per query
-        losses = torch.stack([operator.train().proposal_loss(*arguments) for _ in range(10)])  # one query each
+        operator.train()
+        losses = torch.stack([operator(*arguments, return_proposal_loss=True)[1] for _ in range(10)])  # one query each
         distance = (losses[:, None] - entropies[None]).abs().amin(1)
         assert distance.max() < 0.02
 
@@ -318,11 +323,10 @@ class TestAnchors:
     def test_as_many_as_positions_are_exact(self, problem, is_causal):
         operator, arguments = problem(integration_mode="monte_carlo", num_samples=7, is_causal=is_causal)
         operator.eval()
-        features, positions, measure, frequencies = arguments
-        anchors = ITNetAnchors()(positions, measure, 7, is_causal)
-        anchored = operator._anchored_integral(
-            features.unflatten(-1, (2, 8)), positions, measure, frequencies, anchors
-        ).flatten(-2)
+        features, domain = arguments
+        anchored = domain.select(None)
+        anchored.anchors = ITNetAnchors()(domain.positions, domain.measure, 7, is_causal)
+        anchored = operator._anchored_integral(features.unflatten(-1, (2, 8)), anchored).flatten(-2)
         operator.config.integration_mode = "exact"
         exact = operator.integral(*arguments)
         torch.testing.assert_close(anchored, exact, rtol=1e-5, atol=1e-5)
@@ -390,13 +394,13 @@ class TestAnchors:
 
 class TestLowRank:
     def test_a_layer_integrates_its_own_kernel(self, problem):
-        operator, (features, positions, measure, frequencies) = problem(integration_mode="low_rank", rank=3)
+        operator, (features, domain) = problem(integration_mode="low_rank", rank=3)
         heads = features.unflatten(-1, (2, 8))
-        phi, psi = operator.factors.factors(heads, positions, frequencies)
+        phi, psi = operator.factors.factors(heads, domain)
         dense = [torch.einsum("bnhk,hrak->bnhra", f.hidden, f.weight) + f.bias for f in (phi, psi)]
         matrices = torch.einsum("bihra,bjhrc->bijhac", *dense) + operator.factors.bias
-        expected = torch.einsum("bj,bijhac,bjhc->biha", measure, matrices, heads).flatten(-2)
-        actual = operator.integral(features, positions, measure, frequencies)
+        expected = torch.einsum("bj,bijhac,bjhc->biha", domain.measure, matrices, heads).flatten(-2)
+        actual = operator.integral(features, domain)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
     def test_every_parameter_is_trained(self, tiny_model, tiny_inputs, tiny_labels):
@@ -408,30 +412,31 @@ class TestLowRank:
 
     def test_token_by_token_with_a_state(self, problem):
         operator, arguments = problem(integration_mode="low_rank", rank=3, is_causal=True)
-        features, positions, measure, frequencies = arguments
+        features, domain = arguments
         heads = features.unflatten(-1, (2, 8))
-        expected, _ = operator.factors(heads, positions, measure, frequencies)
+        expected, _ = operator.factors(heads, domain)
         state, outs = None, []
         for i in range(7):
             one = slice(i, i + 1)
-            out, state = operator.factors(heads[:, one], positions[:, one], measure[:, one], frequencies, state)
+            token = Domain(domain.positions[:, one], domain.measure[:, one], domain.frequencies)
+            out, state = operator.factors(heads[:, one], token, state)
             outs.append(out)
         torch.testing.assert_close(torch.cat(outs, 1), expected, rtol=1e-5, atol=1e-5)
 
     def test_edges(self, problem):
         """1[edge] + lambda times the low-rank kernel."""
-        operator, (features, positions, measure, frequencies) = problem(integration_mode="low_rank", rank=3)
+        operator, (features, domain) = problem(integration_mode="low_rank", rank=3)
         neighbors = torch.tensor([1, 3, -1]).expand(2, 7, 3)
         edges = torch.zeros(7, 7)
         edges[:, [1, 3]] = 1
         heads = features.unflatten(-1, (2, 8))
-        phi, psi = operator.factors.factors(heads, positions, frequencies)
+        phi, psi = operator.factors.factors(heads, domain)
         dense = [torch.einsum("bnhk,hrak->bnhra", f.hidden, f.weight) + f.bias for f in (phi, psi)]
         matrices = torch.einsum("bihra,bjhrc->bijhac", *dense) + operator.factors.bias
         gate = torch.tensor(0.4)
-        integral = torch.einsum("bj,ij,bijhac,bjhc->biha", measure, edges + gate, matrices, heads).flatten(-2)
-        expected = operator.output(integral) + operator.residual(features)
-        actual = operator(features, positions, measure, frequencies, neighbors, gate)
+        integral = torch.einsum("bj,ij,bijhac,bjhc->biha", domain.measure, edges + gate, matrices, heads)
+        expected = operator.output(integral.flatten(-2)) + operator.residual(features)
+        actual = operator(features, domain.replaced(neighbors=neighbors, edge_gate=gate))
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -688,8 +693,8 @@ class TestConversion:
             torch.testing.assert_close(reloaded(**data[0]).logits, expected, rtol=1e-4, atol=1e-5)
         reloaded.to_monte_carlo(num_samples=3)  # follows the configuration
         proposal = reloaded.itnet.layers[0].operator.proposal
-        domain = torch.rand(17, 2), torch.full((2, 17), 1 / 17), reloaded.itnet.fourier.frequencies
-        assert proposal.draw(torch.randn(2, 17, 16), *domain)[0].shape == (2, 17, 3)
+        domain = Domain(torch.rand(17, 2), torch.full((2, 17), 1 / 17), reloaded.itnet.fourier.frequencies)
+        assert proposal.draw(torch.randn(2, 17, 16), domain)[0].shape == (2, 17, 3)
         with pytest.raises(ValueError, match=r"`num_samples` \(0\) must be positive"):
             copy.deepcopy(exact).to_monte_carlo(num_samples=0)
 
@@ -749,9 +754,10 @@ class TestSpectrum:
     def test_the_future_is_no_part_of_a_causal_operator(self, tiny_model, tiny_inputs):
         model, inputs = tiny_model("signal", is_causal=True), tiny_inputs("signal", batch=1)
         spectrum = kernel_spectrum(model, inputs)
-        (features, positions, _, frequencies), *_ = operator_inputs(model, inputs)
-        heads = features.unflatten(-1, (2, 8))
-        matrices = kernel_matrices(heads, heads, positions, positions, model.layers[0].operator.kernel(frequencies))
+        (features, domain), *_ = operator_inputs(model, inputs)
+        heads, positions = features.unflatten(-1, (2, 8)), domain.positions
+        kernel = model.layers[0].operator.kernel(domain.frequencies)
+        matrices = kernel_matrices(heads, heads, positions, positions, kernel)
         block = torch.zeros(56, 56, dtype=torch.float64)
         for i in range(7):
             for j in range(i + 1):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from modeling_itnet import ITNetForImageClassification, ITNetModel
+from modeling_itnet import Domain, ITNetForImageClassification, ITNetModel
 from modeling_itnet.layers import ITNetDropPath
 
 
@@ -17,7 +17,7 @@ def make_layer(tiny_config, shake, **overrides):
     layer = shake(model.layers[-1]).double()
     hidden_states = torch.randn(6, 5, 16, dtype=torch.float64)
     measure = torch.full((6, 5), 0.2, dtype=torch.float64)
-    return layer, (hidden_states, torch.rand(5, 2), measure, model.fourier.frequencies)
+    return layer, (hidden_states, Domain(torch.rand(5, 2), measure, model.fourier.frequencies))
 
 
 def norm(module, value):
@@ -32,9 +32,9 @@ def feed_forward(module, value):
     return hidden @ module.contract.weight.T + module.contract.bias
 
 
-def blocks(layer, hidden_states, *domain):
+def blocks(layer, hidden_states, domain):
     """K[LN(u)] for u, and F(LN(z)) as a function of z."""
-    mixed = layer.operator(norm(layer.operator_norm, hidden_states), *domain)
+    mixed = layer.operator(norm(layer.operator_norm, hidden_states), domain)
     return mixed, lambda z: feed_forward(layer.feed_forward, norm(layer.feed_forward_norm, z))
 
 
@@ -101,12 +101,12 @@ class TestDropout:
         torch.testing.assert_close(layer(*arguments)[0], expected, rtol=1e-12, atol=1e-12)
 
     def test_share_and_scale_of_dropped_units(self, tiny_config, shake):
-        layer, (hidden_states, *domain) = make_layer(tiny_config, shake, hidden_dropout_prob=0.3)
+        layer, (hidden_states, domain) = make_layer(tiny_config, shake, hidden_dropout_prob=0.3)
         hidden_states = hidden_states.repeat(200, 1, 1)  # 1200 samples
-        domain[1] = domain[1].repeat(200, 1)
+        domain = domain.replaced(measure=domain.measure.repeat(200, 1))
         seen = {}
         layer.dropout.register_forward_hook(lambda _, given, out: seen.update(given=given[0], out=out))
-        layer(hidden_states, *domain)
+        layer(hidden_states, domain)
         dropped = seen["out"] == 0
         assert abs(dropped.double().mean() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / dropped.numel())
         torch.testing.assert_close(seen["out"][~dropped], seen["given"][~dropped] / 0.7)
@@ -145,16 +145,16 @@ class TestStochasticDepth:
         assert abs((out == 0).sum() - 200) < 5 * math.sqrt(200)
 
     def test_both_blocks_are_dropped_independently(self, tiny_config, shake):
-        layer, (hidden_states, *domain) = make_layer(tiny_config, shake, drop_path_rate=0.5)
-        domain[1] = domain[1].repeat(20, 1)
+        layer, (hidden_states, domain) = make_layer(tiny_config, shake, drop_path_rate=0.5)
+        domain = domain.replaced(measure=domain.measure.repeat(20, 1))
         hidden_states = hidden_states.repeat(20, 1, 1)  # 120 samples
-        mixed, feed = blocks(layer, hidden_states, *domain)
+        mixed, feed = blocks(layer, hidden_states, domain)
         outcomes = {}
         for keep_operator in (0, 2):  # 1 / (1 - 0.5)
             for keep_feed in (0, 2):
                 z = hidden_states + keep_operator * mixed
                 outcomes[keep_operator, keep_feed] = z + keep_feed * feed(z)
-        actual, _ = layer.train()(hidden_states, *domain)
+        actual, _ = layer.train()(hidden_states, domain)
         matches = {which: (actual - expected).abs().amax(dim=(1, 2)) < 1e-9 for which, expected in outcomes.items()}
         assert torch.equal(sum(match.int() for match in matches.values()), torch.ones(120, dtype=torch.int))
         for which, match in matches.items():

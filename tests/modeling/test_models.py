@@ -19,6 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from modeling_itnet import (
+    Domain,
     ITNetForImageClassification,
     ITNetForMaskedLM,
     ITNetForSequenceClassification,
@@ -77,7 +78,7 @@ class TestOutputs:
         signal = model.encoder(model.fourier, **inputs)
         states = [signal.features]
         for layer in model.layers:
-            states.append(layer(states[-1], signal.positions, signal.measure, model.fourier.frequencies)[0])
+            states.append(layer(states[-1], signal.domain)[0])
         states[-1] = F.layer_norm(states[-1], (16,), model.layernorm.weight, model.layernorm.bias, 1e-6)
         output = model(**inputs, output_hidden_states=True)
         assert len(output.hidden_states) == 4  # the embedding and three layers
@@ -321,8 +322,9 @@ class TestPrecision:
         proposal = ITNetProposal(operator.config)
         proposal.query.register_forward_pre_hook(lambda _, args: given.update(proposal=args[0][0, :, :128]))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            operator.factors.factors(features.unflatten(-1, (2, 8)), positions, frequencies.frequencies)
-            proposal._ends(features, positions, frequencies.frequencies)
+            domain = Domain(positions, torch.full((1, 512), 1 / 512), frequencies.frequencies)
+            operator.factors.factors(features.unflatten(-1, (2, 8)), domain)
+            proposal._ends(features, domain)
         for gamma in given.values():
             assert torch.equal(gamma, frequencies(positions))
 

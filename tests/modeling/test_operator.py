@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from modeling_itnet import ITNetFourierFeatures, ITNetModel, ITNetOperator
+from modeling_itnet import Domain, ITNetFourierFeatures, ITNetModel, ITNetOperator
 
 GROUPS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")  # Eq. kernel_input
 GRID_WITH_CLS = [(0.5, 0.5), (0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]
@@ -104,7 +104,7 @@ class TestEquation:
         config, operator, features, positions, measure, frequencies = case
         inputs = [features, *operator.parameters()]
         expected = literal_operator(operator, config, features, positions, measure, frequencies.double())
-        actual = operator(features, positions, measure, frequencies)
+        actual = operator(features, Domain(positions, measure, frequencies))
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
         probe = torch.randn_like(expected)
         gradients = torch.autograd.grad((actual * probe).sum(), inputs)
@@ -138,7 +138,7 @@ class TestAlone:
         config = tiny_config("signal")
         operator, model = shake(ITNetOperator(config)), ITNetModel(config)
         features, positions = torch.randn(2, 7, 16), torch.rand(7, 2)
-        expected = operator(features, positions, torch.full((2, 7), 1 / 7), model.fourier.frequencies)
+        expected = operator(features, Domain(positions, torch.full((2, 7), 1 / 7), model.fourier.frequencies))
         torch.testing.assert_close(operator(features, positions), expected)
 
     def test_fills_memory_that_held_something_else(self, tiny_config, monkeypatch):
@@ -172,7 +172,7 @@ class TestOperator:
     def test_positions_per_sample(self, tiny_config, shake):
         config, operator, features, positions, measure, frequencies = make_case(tiny_config, shake, "scattered-3d")
         both = torch.stack([positions, positions.flip(0) ** 2])
-        actual = operator(features, both, measure, frequencies)
+        actual = operator(features, Domain(both, measure, frequencies))
         for sample in range(2):
             one = slice(sample, sample + 1)
             alone = (features[one], both[sample], measure[one], frequencies.double())
@@ -181,7 +181,7 @@ class TestOperator:
     @pytest.mark.parametrize("name", CASES)
     def test_every_parameter_gets_a_gradient(self, tiny_config, shake, name):
         _, operator, features, positions, measure, frequencies = make_case(tiny_config, shake, name)
-        operator(features, positions, measure, frequencies).square().sum().backward()
+        operator(features, Domain(positions, measure, frequencies)).square().sum().backward()
         for parameter_name, parameter in operator.named_parameters():
             assert parameter.grad is not None, parameter_name
             assert parameter.grad.abs().max() > 0, parameter_name

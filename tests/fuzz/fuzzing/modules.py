@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from modeling_itnet import ITNetConfig, ITNetModel, ITNetOperator
+from modeling_itnet import Domain, ITNetConfig, ITNetModel, ITNetOperator
 
 from .case import DOUBLE, Draw, Outcome, allowed
 from .network import Network
@@ -210,7 +210,7 @@ def layer(draw: Draw, outcome: Outcome) -> None:
     # The factors of low rank are functions of float32 features of the positions.
     position_eps = SINGLE if config.integration_mode == "low_rank" else DOUBLE
     wanted = allowed(expected, max(eps, position_eps), position_eps)["out"]
-    outcome.compare("out", operator(features, x, measure, frequencies), wanted.exact, wanted.computed)
+    outcome.compare("out", operator(features, Domain(x, measure, frequencies)), wanted.exact, wanted.computed)
 
 
 @torch.no_grad()
