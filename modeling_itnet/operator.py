@@ -214,7 +214,7 @@ class ITNetOperator(nn.Module):
         else:
             draws = self.proposal.draw(features, domain)
             if losses is not None:
-                losses.append(self.proposal.loss(draws, features, domain, kernel))
+                losses.append(self.proposal.loss(features, domain, draws, kernel))
         return monte_carlo_transform(
             heads,
             domain.positions,

@@ -11,6 +11,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 from configuration_itnet import ITNetConfig
 from itnet_kernels.exact.pair_inputs import PairInputs
 
+from ..domain import Domain
 from ..integration.proposal import num_loss_queries
 from ..layers import ITNetLayer
 
@@ -89,7 +91,8 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
 
     def arguments(count: int) -> tuple:
         features = torch.randn(1, count, config.hidden_size, requires_grad=True)
-        return features, torch.rand(count, config.position_dim), torch.full((1, count), 1 / count), frequencies
+        measure = torch.full((1, count), 1 / count)
+        return features, Domain(torch.rand(count, config.position_dim), measure, frequencies, is_padded=False)
 
     return layer, arguments
 
@@ -129,9 +132,12 @@ def _fit_loss_query(layer_and_arguments: tuple[nn.Module, Callable[[int], tuple]
     if operator is None or operator.proposal is None:
         return np.zeros((2, 1))
 
+    def loss(count: int) -> np.ndarray:
+        given, with_loss = arguments(count), partial(operator, return_proposal_loss=True)
+        return np.subtract(_count(operator, given, with_loss), _count(operator, given)).astype(np.float64)
+
     def line(*counts: int) -> np.ndarray:
-        figures = [_count(operator, arguments(count), operator.proposal_loss) for count in counts]
-        return np.polyfit(counts, np.array(figures, dtype=np.float64), 1).T
+        return np.polyfit(counts, np.array([loss(count) for count in counts]), 1).T
 
     two = next(count for count in itertools.count() if num_loss_queries(operator.config, count) == 2)
     with torch.random.fork_rng(devices=[]):

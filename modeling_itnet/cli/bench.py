@@ -57,8 +57,8 @@ def _measure(layers: dict, count: int, rounds: int, device: str) -> list[dict]:
     meets all of them."""
     inputs = {}
     for name, (_, make_arguments) in layers.items():
-        inputs[name] = tuple(value.detach().to(device) for value in make_arguments(count))
-        inputs[name][0].requires_grad_()
+        features, *domain = make_arguments(count)
+        inputs[name] = (features.detach().to(device).requires_grad_(), *(value.to(device) for value in domain))
     times = {name: [] for name in layers}
     for _ in range(rounds + 1):  # the first warms up
         for name, (layer, _) in layers.items():

@@ -56,7 +56,7 @@ class ITNetProposal(nn.Module):
         rows = torch.arange(features.shape[1], device=features.device)[None]
         return self._pmf(*self._ends(features, domain), domain.measure, rows)
 
-    def draw(self, features: Tensor, domain: Domain) -> "Draws":
+    def draw(self, features: Tensor, domain: Domain) -> Draws:
         """M keys for every query, with replacement, and their probabilities, which are constants to every gradient."""
         queries, keys = self._ends(features, domain)
         batch, count = domain.measure.shape
@@ -70,7 +70,7 @@ class ITNetProposal(nn.Module):
         indices, probabilities = zip(*drawn, strict=True)
         return Draws(torch.cat(indices, dim=1), torch.cat(probabilities, dim=1), queries, keys)
 
-    def loss(self, draws: "Draws", features: Tensor, domain: Domain, weights: KernelWeights) -> Tensor:
+    def loss(self, features: Tensor, domain: Domain, draws: Draws, weights: KernelWeights) -> Tensor:
         r"""Cross-entropy of p against the optimal proposal, Eq. proposal_loss_clean; a scalar.
 
             loss = - mean_i sum_m t_im log p_im,     t_im = w_im / sum_m w_im,     w_im = omega_j |K_ij u_j| / p_ij

@@ -12,8 +12,8 @@ from modeling_itnet import (
     ITNetForSignalRegression,
     ITNetForTokenClassification,
     ITNetModel,
-    integration,
 )
+from modeling_itnet.integration import anchors as anchors_module
 from modeling_itnet.integration.anchors import ITNetAnchors, causal_anchors
 
 AUTO = {
@@ -277,7 +277,7 @@ class TestThreads:
         domains = [(torch.rand(20, 2), measure, 4, False) for _ in range(2)]
         anchors = ITNetAnchors()
         expected = anchors(*domains[0])
-        same, others = integration._same, [domains[1]]
+        same, others = anchors_module._same, [domains[1]]
 
         def interrupted(*args):
             result = same(*args)
@@ -285,7 +285,7 @@ class TestThreads:
                 anchors(*others.pop())
             return result
 
-        monkeypatch.setattr(integration, "_same", interrupted)
+        monkeypatch.setattr(anchors_module, "_same", interrupted)
         actual = anchors(*domains[0])
         assert torch.equal(actual.indices, expected.indices)
         assert torch.equal(actual.measure, expected.measure)

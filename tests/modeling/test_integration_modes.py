@@ -16,7 +16,8 @@ from modeling_itnet import (
     ITNetOperator,
     kernel_spectrum,
 )
-from modeling_itnet import integration as integration_module
+from modeling_itnet.integration import anchors as anchors_module
+from modeling_itnet.integration import choice
 from modeling_itnet.integration.anchors import ITNetAnchors
 from modeling_itnet.integration.capture import operator_inputs
 from modeling_itnet.integration.proposal import draw_from_measure
@@ -377,8 +378,8 @@ class TestAnchors:
 
     def test_a_shared_domain_is_clustered_once(self, tiny_model, tiny_inputs, monkeypatch):
         calls = []
-        find = integration_module.kmeans_anchors
-        monkeypatch.setattr(integration_module, "kmeans_anchors", lambda *a, **k: calls.append(1) or find(*a, **k))
+        find = anchors_module.kmeans_anchors
+        monkeypatch.setattr(anchors_module, "kmeans_anchors", lambda *a, **k: calls.append(1) or find(*a, **k))
         model = tiny_model("image", **(MODES["monte_carlo"] | {"image_size": 32}))
         image = torch.randn(2, 3, 32, 32)
         outputs = [model(pixel_values=image).last_hidden_state for _ in range(2)]
@@ -463,7 +464,7 @@ class TestAuto:
             assert not torch.equal(outputs["exact"], outputs[mode])
 
     def test_says_so_once(self, tiny_model, tiny_inputs, caplog):
-        integration_module.logger.warning_once.__func__.cache_clear()
+        choice.logger.warning_once.__func__.cache_clear()
         model = tiny_model("signal", exact_max_positions=5, num_samples=3)
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
