@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic and memory of a model at any number of positions, in every integration mode, beside attention.
 
-The layers of a model are alike, and both figures of a layer are polynomials of degree two in the number of positions.
-So one layer runs at three small numbers, its FLOPs and what it keeps for the backward are counted, and the polynomial
-through them gives the rest. Only the proposal loss of Monte Carlo training looks at more queries as there are more
-positions, in steps: what a further one costs is counted apart. Encoder and head are left out.
+The layers of a model are alike: one of them runs, on tensors that have a shape and no values, and the FLOPs and what
+is kept for the backward are counted. Encoder and head are left out.
 """
 
 import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 from transformers.models.bert.modeling_bert import BertLayer
@@ -24,12 +20,9 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels.exact.pair_inputs import PairInputs
 
 from ..domain import Domain
-from ..integration.proposal import num_loss_queries
 from ..layers import ITNetLayer
 
 MODES = ("exact", "monte_carlo", "low_rank")
-# Numbers of positions that are run.
-_SAMPLES = (8, 16, 24)
 
 
 @dataclass(frozen=True)
@@ -50,15 +43,14 @@ def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] =
     config = copy.deepcopy(config)
     for name in ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate"):
         setattr(config, name, 0.0)  # dropout keeps a mask, here as in the peer
-    layers = {mode: itnet_layer(config, mode) for mode in modes}
-    layers[peer_name(config)] = attention_layer(config)
-    fits = {model: (_fit(layer), _fit_loss_query(layer)) for model, layer in layers.items()}
     costs = []
-    for count in counts:
-        more = num_loss_queries(config, count) - 1
-        for model, (layer, query) in fits.items():
-            figures = (np.polyval(a, count) + more * np.polyval(b, count) for a, b in zip(layer, query, strict=True))
-            costs.append(Cost(model, count, *(round(config.num_hidden_layers * figure) for figure in figures)))
+    with torch.random.fork_rng(devices=[]), FakeTensorMode():
+        layers = {mode: itnet_layer(config, mode) for mode in modes}
+        layers[peer_name(config)] = attention_layer(config)
+        for count in counts:
+            for model, (layer, arguments) in layers.items():
+                figures = _count(layer, arguments(count))
+                costs.append(Cost(model, count, *(config.num_hidden_layers * figure for figure in figures)))
     return costs
 
 
@@ -117,48 +109,20 @@ def _filled(layer: nn.Module) -> nn.Module:
     return layer.train()
 
 
-def _fit(layer_and_arguments: tuple[nn.Module, Callable[[int], tuple]]) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients of the two polynomials, highest power first: FLOPs and bytes of a layer."""
-    layer, arguments = layer_and_arguments
-    with torch.random.fork_rng(devices=[]):
-        figures = np.array([_count(layer, arguments(count)) for count in _SAMPLES], dtype=np.float64)
-    return tuple(np.linalg.solve(np.vander(_SAMPLES).astype(np.float64), column) for column in figures.T)
-
-
-def _fit_loss_query(layer_and_arguments: tuple[nn.Module, Callable[[int], tuple]]) -> np.ndarray:
-    """Coefficients of what one more query of the proposal loss takes, linear in n: FLOPs and bytes; 0 without one."""
-    layer, arguments = layer_and_arguments
-    operator = getattr(layer, "operator", None)
-    if operator is None or operator.proposal is None:
-        return np.zeros((2, 1))
-
-    def loss(count: int) -> np.ndarray:
-        given, with_loss = arguments(count), partial(operator, return_proposal_loss=True)
-        return np.subtract(_count(operator, given, with_loss), _count(operator, given)).astype(np.float64)
-
-    def line(*counts: int) -> np.ndarray:
-        return np.polyfit(counts, np.array([loss(count) for count in counts]), 1).T
-
-    two = next(count for count in itertools.count() if num_loss_queries(operator.config, count) == 2)
-    with torch.random.fork_rng(devices=[]):
-        return line(two, two + 8) - line(8, 16)
-
-
-def _count(layer: nn.Module, arguments: tuple, forward: Callable | None = None) -> tuple[int, int]:
+def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     """FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    formulas = {torch.ops.itnet.pair_sum: _pair_sum_flops}
-    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.itnet.pair_sum: _pair_sum_flops})
     with counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        (forward or layer)(*arguments)
-    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept_bytes = sum(tensor.untyped_storage().nbytes() for pointer, tensor in kept.items() if pointer not in own)
-    return counter.get_total_flops(), kept_bytes
+        layer(*arguments)
+    for parameter in layer.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    return counter.get_total_flops(), sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 def _pair_sum_flops(*shapes, out_shape=None) -> int:
