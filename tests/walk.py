@@ -6,10 +6,11 @@
 It runs `examples/run_image_classification.py` with the tiny preset on sixteen images of 32 x 32 pixels and takes the
 place of `Trainer.train`: it gives eight rows to the trainer's collator, and what comes back to its `compute_loss`.
 
-A *frame* is a function of the project (the three packages and examples/) that the batch passes through. A function
-counts once, and comprehensions belong to the function around them. The walk has three parts:
+A *frame* is a function of the project (the three packages and examples/) that the batch passes through and that
+returns something, or makes an object: checks, which return nothing, are no frames. A function counts once, and
+comprehensions belong to the function around them. The walk has three parts:
 
-- the collator: every function that is entered and returns something, which is a part of the batch;
+- the collator: every function that is entered, because all that it returns is a part of the batch;
 - the model up to the first GEMM, the first matrix product whose two factors both depend on the batch (queries with
   keys): every function on the call stack while torch computes a tensor from one that depends on the batch. Functions
   that only look at shapes, weights or positions are no frames: a reader who follows the batch may skip them;
@@ -33,6 +34,9 @@ from torch.overrides import TorchFunctionMode
 
 PACKAGES = ("modeling_itnet", "configuration", "kernels", "examples")
 GEMMS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
+# Functions whose result depends on the shape, dtype and device of a tensor only.
+FACTORIES = {f"new_{kind}" for kind in ("empty", "full", "ones", "zeros", "tensor")}
+FACTORIES |= {f"{kind}_like" for kind in ("empty", "full", "ones", "zeros", "rand", "randn")}
 ROWS, BATCH = 16, 8
 
 
@@ -56,7 +60,7 @@ class Walk(TorchFunctionMode):
         self.root = root
         self.outermost = None  # the stack frame that calls the collator and the model, once the walk has begun
         self.part = "collator"
-        self.entered: dict[tuple[str, str], str | None] = {}  # functions of the collator
+        self.returning: set[tuple[str, str]] = set()  # functions that returned something
         self.frames: dict[tuple[str, str], str] = {}  # (file, function) -> part, in the order of the walk
         self.batch: dict[int, torch.Tensor] = {}  # address of the memory -> a tensor that keeps it from being reused
 
@@ -65,15 +69,14 @@ class Walk(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         result = function(*args, **kwargs)
         made = list(tensors_in(result))
-        if not made and name != "__setitem__":  # .shape, .dim() and the like
+        if name in FACTORIES or (not made and name != "__setitem__"):  # .shape, .dim() and the like give no tensor
             return result
         given = list(tensors_in([args, kwargs]))
         of_batch = [tensor for tensor in given if self._holds(tensor)]
-        if self.part == "collator" or of_batch:
+        if of_batch:
             for tensor in [*made, *given[:1]] if name == "__setitem__" else made:
                 self.keep(tensor)
-            if self.part != "collator":
-                self._note(sys._getframe(1))
+            self._note(sys._getframe(1))
         if self.part == "to the first GEMM" and name in GEMMS and len(of_batch) >= 2:
             self.part = "back to the loss"
         return result
@@ -82,18 +85,20 @@ class Walk(TorchFunctionMode):
         return tensor.untyped_storage().data_ptr()
 
     def _holds(self, tensor: torch.Tensor) -> bool:
-        return self._address(tensor) in self.batch
+        return tensor.numel() > 0 and self._address(tensor) in self.batch
 
     def keep(self, tensor: torch.Tensor) -> None:
         self.batch[self._address(tensor)] = tensor
 
     def note_call(self, frame, event, argument) -> None:
-        """For `sys.setprofile`, while the collator runs: ``argument`` is what a function returns."""
+        """For `sys.setprofile`; ``argument`` is what a function returns."""
+        if event not in ("call", "return"):
+            return
         key = self._function(frame)
-        if key is not None and event == "call":
-            self.entered.setdefault(key)
-        elif key is not None and event == "return" and argument is not None:
-            self.entered[key] = self.part
+        if key is not None and event == "call" and self.part == "collator":
+            self.frames.setdefault(key, self.part)
+        if key is not None and event == "return" and (argument is not None or key[1].endswith(".__init__")):
+            self.returning.add(key)
 
     def _note(self, frame) -> None:
         """Adds the project's functions on the stack, the outermost first."""
@@ -151,17 +156,16 @@ def _in_place_of_training(walk: Walk):
         rows = [trainer.train_dataset[index] for index in range(BATCH)]
         trainer.model.train()
         walk.outermost = sys._getframe()
-        with walk:
-            sys.setprofile(walk.note_call)
-            try:
-                batch = trainer.data_collator(rows)
-            finally:
-                sys.setprofile(None)
-            walk.frames = {key: part for key, part in walk.entered.items() if part is not None}
+        sys.setprofile(walk.note_call)
+        try:
+            batch = trainer.data_collator(rows)
             for tensor in tensors_in(dict(batch)):
                 walk.keep(tensor)
             walk.part = "to the first GEMM"
-            loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(BATCH))
+            with walk:
+                loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(BATCH))
+        finally:
+            sys.setprofile(None)
         assert loss.isfinite() and walk.part == "back to the loss"
         raise _Walked
 
@@ -196,7 +200,7 @@ def walk_of_a_batch(root: Path) -> dict[tuple[str, str], str]:
             script.main()
         finally:
             sys.argv = given
-    return walk.frames
+    return {key: part for key, part in walk.frames.items() if key in walk.returning}
 
 
 def main() -> None:
