@@ -1,116 +1,52 @@
-"""Metrics by `evaluate`: those of its Hub, or the same ones as local classes that need no network."""
+"""Metrics of scikit-learn and SciPy under the names that they have on the Hub, or those of the Hub themselves."""
 
-import datasets
+from collections.abc import Callable
+
 import evaluate
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 
-class LocalMetric(evaluate.Metric):
-    """A metric of numbers against numbers. Subclasses name themselves and compute."""
-
-    kind = "int64"
-
-    def __init__(self, **kwargs):
-        super().__init__(keep_in_memory=True, **kwargs)
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value(self.kind)
-        return evaluate.MetricInfo(
-            description=type(self).__doc__,
-            citation="",
-            inputs_description="predictions and references, one number each per sample",
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
+def _unless_constant(correlation: Callable) -> Callable:
+    """A correlation that is 0, not undefined, if the predictions are all the same."""
+    return lambda labels, values: 0.0 if np.ptp(values) == 0 else correlation(labels, values).statistic
 
 
-class Accuracy(LocalMetric):
-    """Share of predictions that equal their reference."""
-
-    def _compute(self, predictions, references) -> dict[str, float]:
-        return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
-
-
-class F1(LocalMetric):
-    """Harmonic mean of precision and recall of class 1."""
-
-    def _compute(self, predictions, references) -> dict[str, float]:
-        return {"f1": float(f1_score(references, predictions, zero_division=0.0))}
-
-
-class MatthewsCorrelation(LocalMetric):
-    """Correlation of two binary labels."""
-
-    def _compute(self, predictions, references) -> dict[str, float]:
-        return {"matthews_correlation": float(matthews_corrcoef(references, predictions))}
-
-
-class Spearman(LocalMetric):
-    """Rank correlation; 0 if the predictions are all the same."""
-
-    kind = "float32"
-
-    def _compute(self, predictions, references) -> dict[str, float]:
-        return {"spearmanr": _correlation(spearmanr, predictions, references)}
-
-
-class Pearson(LocalMetric):
-    """Linear correlation; 0 if the predictions are all the same."""
-
-    kind = "float32"
-
-    def _compute(self, predictions, references) -> dict[str, float]:
-        return {"pearsonr": _correlation(pearsonr, predictions, references)}
-
-
-def _correlation(function, predictions, references) -> float:
-    if np.ptp(predictions) == 0:
-        return 0.0
-    return float(function(predictions, references).statistic)
-
-
+#: Each takes labels and predictions, in this order. F1 is that of class 1.
 METRICS = {
-    "accuracy": Accuracy,
-    "f1": F1,
-    "matthews_correlation": MatthewsCorrelation,
-    "spearmanr": Spearman,
-    "pearsonr": Pearson,
+    "accuracy": accuracy_score,
+    "f1": lambda labels, classes: f1_score(labels, classes, zero_division=0.0),
+    "matthews_correlation": matthews_corrcoef,
+    "spearmanr": _unless_constant(spearmanr),
+    "pearsonr": _unless_constant(pearsonr),
 }
 
 
-def load_metric(name: str, from_hub: bool = False) -> evaluate.EvaluationModule:
-    """A metric by the name that it has on the Hub."""
-    if name not in METRICS:
-        raise ValueError(f"`name` ({name!r}) must be one of {', '.join(METRICS)}")
-    return evaluate.load(name) if from_hub else METRICS[name]()
+def load_metrics(names: tuple[str, ...], from_hub: bool = False) -> Callable[[np.ndarray, np.ndarray], dict]:
+    """A function from labels [N] and predictions [N] to the metrics by name."""
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise ValueError(f"`names` ({unknown[0]!r}) must be of {', '.join(METRICS)}")
+    if from_hub:
+        combined = evaluate.combine(list(names))
+        return lambda labels, predictions: combined.compute(references=labels, predictions=predictions)
+    return lambda labels, predictions: {name: float(METRICS[name](labels, predictions)) for name in names}
 
 
-def class_metrics(*names: str, from_hub: bool = False):
+def class_metrics(*names: str, from_hub: bool = False) -> Callable:
     """A `compute_metrics` for the Trainer that scores the class with the highest logit."""
-    metrics = [load_metric(name, from_hub) for name in names]
+    score = load_metrics(names, from_hub)
 
     def compute(prediction) -> dict[str, float]:
-        classes = prediction.predictions.argmax(-1)
         labels = prediction.label_ids
         labels = labels.argmax(-1) if labels.ndim == 2 else labels  # one-hot or soft targets
-        results = {}
-        for metric in metrics:
-            results |= metric.compute(predictions=classes.tolist(), references=labels.tolist())
-        return results
+        return score(labels, prediction.predictions.argmax(-1))
 
     return compute
 
 
-def value_metrics(*names: str, from_hub: bool = False):
+def value_metrics(*names: str, from_hub: bool = False) -> Callable:
     """A `compute_metrics` for the Trainer that compares one number per sample with its target."""
-    metrics = [load_metric(name, from_hub) for name in names]
-
-    def compute(prediction) -> dict[str, float]:
-        values, labels = prediction.predictions.reshape(-1), prediction.label_ids.reshape(-1)
-        results = {}
-        for metric in metrics:
-            results |= metric.compute(predictions=values.tolist(), references=labels.tolist())
-        return results
-
-    return compute
+    score = load_metrics(names, from_hub)
+    return lambda prediction: score(prediction.label_ids.reshape(-1), prediction.predictions.reshape(-1))

@@ -1,4 +1,4 @@
-"""Local metrics against values worked out by hand, and the augmentations that change labels."""
+"""Metrics against values worked out by hand, and the augmentations that change labels."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def metrics(load_script):
     ],
 )
 def test_values(metrics, name, predictions, references, expected):
-    result = metrics.load_metric(name).compute(predictions=predictions, references=references)
-    assert result[name] == pytest.approx(expected)
+    score = metrics.load_metrics((name,))
+    assert score(np.array(references), np.array(predictions)) == {name: pytest.approx(expected)}
 
 
 def test_soft_targets_count_by_their_best_class(metrics):
@@ -33,8 +33,23 @@ def test_soft_targets_count_by_their_best_class(metrics):
 
 
 def test_unknown_metric(metrics):
-    with pytest.raises(ValueError, match="`name` \\('bleu'\\)"):
-        metrics.load_metric("bleu")
+    with pytest.raises(ValueError, match="`names` \\('bleu'\\)"):
+        metrics.class_metrics("accuracy", "bleu")
+
+
+def test_the_hubs_metrics_get_the_same_arguments(metrics, monkeypatch):
+    """Without a connection: what `evaluate.combine` returns is a stand-in."""
+    asked = []
+
+    class Combined:
+        def compute(self, references, predictions):
+            asked.append((references.tolist(), predictions.tolist()))
+            return {"accuracy": 0.5}
+
+    monkeypatch.setattr(metrics.evaluate, "combine", lambda names: asked.append(names) or Combined())
+    logits, labels = np.eye(3)[[0, 1]], np.array([0, 2])
+    assert metrics.class_metrics("accuracy", from_hub=True)(EvalPrediction(logits, labels)) == {"accuracy": 0.5}
+    assert asked == [["accuracy"], ([0, 2], [0, 1])]
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0)])
