@@ -31,7 +31,6 @@ class Table:
     recipe: str
     metrics: dict[str, str]  # name in the log -> heading
     rows: tuple[Row, ...]
-    note: str = ""
     kind: str = "task"  # "tuning", "task" or "ablation"
     tuning: str = ""  # the table of kind "tuning" that sets the learning rates
 
@@ -171,13 +170,6 @@ TABLES = (
             Row("convnet", "ConvNet", peer("convnet"), 3),
         ),
         tuning="cifar10-rates",
-        note=(
-            "Half of the training images, as JPEG of quality 75. A ViT that starts from larger weights comes closer "
-            "to ITNet (see above), so the gap between the two is no effect of the operator alone. The ConvNet, which "
-            "works on pixels where the others have patches of 8 × 8 and takes three times as long, beats both. "
-            "Patches of 4 × 4 do not close the gap: 0.502 (seed 42, low rank, `--learning_rate 3e-3 "
-            "--config_overrides patch_size=4`)."
-        ),
     ),
     Table(
         "modelnet10",
@@ -190,11 +182,6 @@ TABLES = (
             Row("point_transformer", "Point-Transformer-style", peer("point_transformer"), 3, "pointnet"),
         ),
         tuning="modelnet10-rates",
-        note=(
-            "32 of the 1,024 points of each shape. "
-            "What made ITNet learn in so few steps: raw coordinates, `kernel_init_scale=1.0` and the maximum over "
-            "points in place of the mean."
-        ),
     ),
     Table(
         "darcy",
@@ -203,15 +190,6 @@ TABLES = (
         DARCY,
         (*itnet_rows(low_rank=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 1, "fno")),
         tuning="darcy-rates",
-        note=(
-            "A step asks ITNet for 32 random points of each solution, because its query layer is exact and costs the "
-            "number of inputs per query; the peers are trained on all 256. The two are level on the grid of the "
-            "training (FNO is ahead on held-out training rows, see Learning rates), and ITNet transfers better to the "
-            "finer one. FNO learns faster: with `--num_train_epochs 10 --per_device_train_batch_size 20` it has 0.099 "
-            "and ITNet 0.123 (`--learning_rate 1e-2`, seed 0). After 30 such epochs it has 0.101 and 0.128, and with "
-            "seed 42 0.091 and 0.124, the best of all its runs. `initializer_range=0.1` helps ITNet: with 0.02 it has "
-            "0.131 after those 10 epochs."
-        ),
     ),
     Table(
         "burgers",
@@ -220,10 +198,6 @@ TABLES = (
         RELATIVE_L2,
         (*itnet_rows(exact=3), Row("fno", "FNO", FNO, 3), Row("gno", "GNO", peer("gno"), 3, "fno")),
         tuning="burgers-rates",
-        note=(
-            "The convolution by Fourier modes is the right bias here, and ITNet has to learn it. FNO has not reached "
-            "its best yet either: seed 0 with `--num_train_epochs 120 --learning_rate 1e-2` has 0.0016."
-        ),
     ),
     Table(
         "sst2",
@@ -240,10 +214,6 @@ TABLES = (
         MLM,
         (*itnet_rows(exact=3, low_rank=1), Row("bert", "BERT", BERT, 3)),
         tuning="wikitext2-rates",
-        note=(
-            "Words need their neighbours, so kernels have to tell them apart: with `fourier_scale=1.0 "
-            "kernel_hidden_size=16` the held-out loss of the exact model at 3e-3 was 6.451."
-        ),
     ),
     *(
         Table(
@@ -256,10 +226,6 @@ TABLES = (
                 Row("bert", "BERT", BERT, 3, start="wikitext2.bert.0"),
             ),
             tuning="sst2-rates",
-            note=(
-                "All seeds start from one and the same run of masked language modelling, which is hardly better than "
-                "the frequency of tokens; BERT does better on SST-2 without it. Nothing here is about pre-training."
-            ),
         )
         for task, (title, metrics) in GLUE.items()
     ),
@@ -295,7 +261,6 @@ TABLES = (
         "nlvr-cpu",
         ACCURACY,
         (*itnet_rows(low_rank=3), Row("vilt", "ViLT", VILT, 3)),
-        note="Nothing is learned in so few steps: always answering true has 0.553.",
     ),
     Table(
         "vqa_rad",
@@ -303,7 +268,6 @@ TABLES = (
         "vqa_rad-cpu",
         ACCURACY,
         (*itnet_rows(low_rank=3), Row("vilt", "ViLT", VILT, 3)),
-        note="1,797 questions are few to learn from: always answering no has 0.295.",
     ),
     Table(
         "proteins",
@@ -318,10 +282,6 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         kernel_input_rows(*IMAGE_ABLATION),
-        note=(
-            "The displacement matters most, content beside it adds less, and the distance and the product of "
-            "the features nothing that the others do not hold already. One seed: differences of 0.01 say nothing."
-        ),
         kind="ablation",
     ),
     Table(
@@ -330,7 +290,6 @@ TABLES = (
         "modelnet10-cpu",
         ACCURACY,
         itnet_rows("--num_train_epochs", "3", "--learning_rate", "3e-3", low_rank=1, exact=1, monte_carlo=1),
-        note="A quarter of the epochs of the table above.",
         kind="ablation",
     ),
     Table(
@@ -339,10 +298,6 @@ TABLES = (
         "modelnet10-cpu",
         ACCURACY,
         kernel_input_rows(*POINT_ABLATION),
-        note=(
-            "In two epochs the kernel adds nothing here: a constant one does as well, on what the nearest neighbours "
-            "and the maximum over points bring."
-        ),
         kind="ablation",
     ),
     Table(
@@ -367,7 +322,6 @@ TABLES = (
             for count in (16, 64)
             for scale in (0.3, 1.0, 3.0, 10.0)
         ),
-        note="σ = 0.3 is too smooth for a grid of 4 × 4 patches; above, neither L nor σ matters much.",
         kind="ablation",
     ),
     Table(
@@ -376,7 +330,6 @@ TABLES = (
         "cifar10-cpu",
         ACCURACY,
         setting_rows("num_hidden_layers", [1, 2, 4, 6], *mode("low_rank"), *IMAGE_ABLATION),
-        note="In so few steps more layers bring nothing.",
         kind="ablation",
     ),
     Table(
@@ -388,7 +341,6 @@ TABLES = (
             *setting_rows("kernel_init_scale", [1.0, 0.1, 0.01, 0.001, 0.0001], *IMAGE_ABLATION),
             *setting_rows("initializer_range", [0.05, 0.1], *IMAGE_ABLATION),
         ),
-        note="`initializer_range` is 0.02 and ε is 1.0 where the row does not say otherwise.",
         kind="ablation",
     ),
     Table(
@@ -429,7 +381,6 @@ TABLES = (
                 ("text", "image : text = 1 : 3", "[1, 3]"),
             )
         ),
-        note="The picture should weigh more than the question, as it does in the uniform measure: it has more tokens.",
         kind="ablation",
     ),
 )

@@ -6,15 +6,18 @@ python examples/results/table.py --check   # fail if the page and the logs disag
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import warnings
+from functools import cache
 
 from grid import RATES, RESULTS, ROOT, TABLES, Row, Run, Table, best_rate, is_error
 from scipy.stats import ttest_ind
 
 PAGE = ROOT / "docs" / "results.md"
 NOTES = RESULTS / "notes.md"
+REMARKS = RESULTS / "remarks.md"
 
 
 def logs(table: Table, row: Row) -> list[dict]:
@@ -45,6 +48,13 @@ def trivial() -> dict[str, dict]:
     """What trivial_baselines.py recorded, by table."""
     path = RESULTS / "trivial.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+@cache
+def remarks() -> dict[str, str]:
+    """What remarks.md says, by table: a heading there names one or several."""
+    parts = re.findall(r"^## (.+)\n\n(.+(?:\n.+)*)", REMARKS.read_text(encoding="utf-8"), re.MULTILINE)
+    return {table: " ".join(text.split()) for names, text in parts for table in names.split(", ")}
 
 
 def floor(table: Table) -> list[str]:
@@ -95,7 +105,7 @@ def section(table: Table) -> str:
     text += ["", f"`python examples/results/run.py --only '{table.name}.*'`; recipe `{table.recipe}`"]
     if found:
         text[-1] += f", {found[0]['steps']:,} steps, {found[0]['epochs']:g} epochs"
-    text[-1] += f". {table.note}" if table.note else "."
+    text[-1] += f". {remarks()[table.name]}" if table.name in remarks() else "."
     if table.kind == "task" and (tests := welch(table)):
         text += ["", tests]
     return "\n".join(text)

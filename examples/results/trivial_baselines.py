@@ -18,7 +18,7 @@ import torch
 from common.arguments import DataArguments
 from common.data import load_split
 from grid import RESULTS, ROOT
-from run_operator_learning import OperatorDataArguments, load, relative_error
+from run_operator_learning import OperatorDataArguments, load
 from run_point_cloud import read_clouds
 from run_vqa import answers_of, without_yes_no
 from sklearn.feature_extraction.text import CountVectorizer
@@ -27,6 +27,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from tokenizers import BertWordPieceTokenizer
 from torch.nn import functional as F
 
+from modeling_itnet.heads.signal import relative_l2
 from modeling_itnet.training.recipes import find_recipe, read_recipe
 
 Scores = tuple[str, dict[str, float]]  # what the model does, and its metrics
@@ -89,7 +90,7 @@ def mean_solution(folder: Path, problem: str) -> Scores:
         if side != 16:  # the finer grid holds the coarser: linear between its nodes
             fine = F.interpolate(mean.view(1, 1, 16, 16), scale_factor=2, mode="bilinear", align_corners=False)
             guess = fine.view(-1, 1)
-        scores[f"{side}_relative_l2"] = relative_error(guess.expand_as(solutions), solutions).mean().item()
+        scores[f"{side}_relative_l2"] = relative_l2(guess.expand_as(solutions), solutions).mean().item()
     return "the mean of the training solutions", scores
 
 

@@ -31,6 +31,10 @@ def test_every_log_belongs_to_the_grid(grid):
     assert set(grid.RESULTS.glob("*.json")) <= paths
 
 
+def test_every_remark_belongs_to_a_table(load_script, grid):
+    assert load_script("table").remarks().keys() <= {table.name for table in grid.TABLES if table.kind != "tuning"}
+
+
 def test_spread_and_missing_runs(load_script, grid, monkeypatch, tmp_path):
     table = load_script("table")
     monkeypatch.setattr(grid, "RESULTS", tmp_path)
