@@ -7,19 +7,21 @@ from ._version import __version__
 from .analysis.diagnosis import KernelDiagnosis, diagnose_kernels
 from .analysis.spectrum import KernelSpectrum, kernel_spectrum
 from .domain import Domain, Signal
-from .heads import (
-    ITNetForGraphClassification,
-    ITNetForImageClassification,
+from .heads.graph import ITNetForGraphClassification
+from .heads.image import ITNetForImageClassification
+from .heads.multimodal import (
     ITNetForImagesAndTextClassification,
-    ITNetForMaskedLM,
-    ITNetForPointCloudClassification,
-    ITNetForQuestionAnswering,
-    ITNetForSequenceClassification,
-    ITNetForSignalRegression,
-    ITNetForTokenClassification,
     ITNetForVisualQuestionAnswering,
     vqa_accuracy,
     vqa_soft_targets,
+)
+from .heads.point_cloud import ITNetForPointCloudClassification
+from .heads.signal import ITNetForSignalRegression
+from .heads.text import (
+    ITNetForMaskedLM,
+    ITNetForQuestionAnswering,
+    ITNetForSequenceClassification,
+    ITNetForTokenClassification,
 )
 from .hub import export_to_hub_folder
 from .hub.auto import register_auto_classes, register_modality

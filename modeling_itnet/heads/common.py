@@ -27,35 +27,35 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None
     [..., C], as MixUp makes them. Else numbers, one for each of the logits. Without ``problem_type`` it follows from C
     and the dtype of the labels, as in Transformers' losses.
     """
-    check_tensor(labels, "labels")
-    samples, classes = list(logits.shape[:-1]), logits.shape[-1]
+    shape, per_class = list(check_tensor(labels, "labels").shape), list(logits.shape)
+    *samples, classes = per_class
     if problem_type is None:
         is_index = labels.dtype in (torch.int32, torch.int64)
-        kinds = "single_label_classification" if is_index else "multi_label_classification"
-        problem_type = "regression" if classes == 1 else kinds
+        problem_type = "single_label_classification" if is_index else "multi_label_classification"
+        problem_type = "regression" if classes == 1 else problem_type
     are_classes = problem_type == "single_label_classification"
-    shape, per_class = list(labels.shape), [*samples, classes]
     are_shares = are_classes and labels.is_floating_point() and shape == per_class
     expected, what = samples, "class indices" if are_classes else "one number for each"
     if not are_classes and classes > 1:
         expected, what = per_class, "a number for each of `num_labels`"
-    if not are_shares and shape not in (expected, [*samples, 1] if expected is samples else expected):
+    allowed = (expected, per_class if are_shares else [*expected, 1] if expected is samples else expected)
+    if shape not in allowed:
         raise ValueError(f"`labels` {shape} must be {expected}: {what}, as `logits` are {per_class}")
     if are_classes and not are_shares and labels.is_floating_point():
         raise ValueError(f"`labels` ({labels.dtype}) must be integers: {what} from 0 to {classes - 1}")
-    if are_classes and may_look_at(labels):
-        strange = labels[(labels != -100) & ((labels < 0) | (labels >= classes))] if not are_shares else labels[:0]
-        if strange.numel():
-            raise ValueError(
-                f"`labels` hold {strange[0].item()}, but there are {classes} classes: they must be from 0 to "
-                f"{classes - 1}, or -100 where there is none"
-            )
-        total = labels.float().sum(-1)
-        if are_shares and not ((labels >= 0).all() and ((total - 1).abs() < 0.01).all()):
-            raise ValueError(
-                f"`labels` {shape} must be shares of the classes, which are not negative and sum to 1; for several "
-                'classes at once, set `config.problem_type="multi_label_classification"`'
-            )
+    if not are_classes or not may_look_at(labels):
+        return problem_type
+    if are_shares and not ((labels >= 0).all() and ((labels.float().sum(-1) - 1).abs() < 0.01).all()):
+        raise ValueError(
+            f"`labels` {shape} must be shares of the classes, which are not negative and sum to 1; for several "
+            'classes at once, set `config.problem_type="multi_label_classification"`'
+        )
+    strange = labels[(labels != -100) & ((labels < 0) | (labels >= classes))]
+    if not are_shares and strange.numel():
+        raise ValueError(
+            f"`labels` hold {strange[0].item()}, but there are {classes} classes: they must be from 0 to "
+            f"{classes - 1}, or -100 where there is none"
+        )
     return problem_type
 
 
@@ -126,12 +126,7 @@ class ITNetHead(ITNetPreTrainedModel):
         return label_loss(logits, labels, self.config.problem_type, **kwargs)
 
     def total_loss(
-        self,
-        loss: Tensor | None,
-        proposal_loss: Tensor | None,
-        labels: Tensor | None,
-        num_items_in_batch=None,
-        **kwargs,
+        self, loss: Tensor | None, proposal_loss: Tensor | None, labels: Tensor | None, num_items_in_batch=None, **_
     ) -> Tensor | None:
         """(loss + lambda proposal_loss) share, with lambda = `config.proposal_loss_weight`.
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The heads of texts: classes of a text, masked tokens, answer spans and labels of tokens."""
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
@@ -68,20 +70,6 @@ class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
     pass
 
 
-class ITNetLMHead(nn.Module):
-    """Linear -> activation -> layer norm -> token scores; [B, n, d] -> [B, n, V], as in BERT."""
-
-    def __init__(self, config: ITNetConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.decoder(self.layernorm(self.activation(self.dense(hidden_states))))
-
-
 class ITNetTokenHead(ITNetTextInputs, ITNetHead):
     """A class for every token of a text that has a label."""
 
@@ -101,7 +89,13 @@ class ITNetForMaskedLM(ITNetTokenHead):
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        self.lm_head = ITNetLMHead(config)
+        parts = {
+            "dense": nn.Linear(config.hidden_size, config.hidden_size),
+            "activation": ACT2FN[config.hidden_act],
+            "layernorm": nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
+            "decoder": nn.Linear(config.hidden_size, config.vocab_size),
+        }
+        self.lm_head = nn.Sequential(OrderedDict(parts))  # [B, n, d] -> [B, n, V], as in BERT
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:

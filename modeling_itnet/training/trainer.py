@@ -19,14 +19,13 @@ class ITNetTrainer(Trainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._proposal_losses: list[torch.Tensor] = []
-        factor = self.args.label_smoothing_factor
-        model = self.accelerator.unwrap_model(self.model)
-        self._head_smoothing = factor if getattr(model, "takes_label_smoothing", False) else 0.0
-        if factor and getattr(model, "takes_label_smoothing", None) is False:
-            raise ValueError(
-                f"`label_smoothing_factor` ({factor}) must be 0: the loss of {type(model).__name__} has no classes"
-            )
-        if self._head_smoothing:
+        model, factor = self.accelerator.unwrap_model(self.model), self.args.label_smoothing_factor
+        takes_smoothing = getattr(model, "takes_label_smoothing", None)  # None for other models than ours
+        if factor and takes_smoothing is False:
+            name = type(model).__name__
+            raise ValueError(f"`label_smoothing_factor` ({factor}) must be 0: the loss of {name} has no classes")
+        self._head_smoothing = factor if takes_smoothing else 0.0
+        if takes_smoothing:
             self.label_smoother = None
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, **kwargs):
@@ -44,6 +43,3 @@ class ITNetTrainer(Trainer):
             logs["proposal_loss"] = self.accelerator.gather(mean).mean().item()
             self._proposal_losses.clear()
         super().log(logs, *args, **kwargs)
-
-
-__all__ = ["ITNetTrainer"]
