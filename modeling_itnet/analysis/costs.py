@@ -60,18 +60,18 @@ def peer_name(config: ITNetConfig) -> str:
 
 def peer_parameters(config: ITNetConfig) -> int:
     """Parameters of a BERT or ViT of the same width, depth, heads, vocabulary and patches. Nothing is allocated."""
-    size = {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-    }
     with torch.device("meta"):
         if config.modality == "text":
             limits = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
-            return BertModel(BertConfig(**size, **limits)).num_parameters()
+            return BertModel(BertConfig(**_size(config), **limits)).num_parameters()
         image = {"image_size": config.image_shape, "patch_size": config.patch_sizes[0]}
-        return ViTModel(ViTConfig(**size, **image, num_channels=config.num_channels)).num_parameters()
+        return ViTModel(ViTConfig(**_size(config), **image, num_channels=config.num_channels)).num_parameters()
+
+
+def _size(config: ITNetConfig) -> dict[str, int]:
+    """What a peer has in common with the model."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return {name: getattr(config, name) for name in names}
 
 
 def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple[nn.Module, Callable[[int], tuple]]:
@@ -91,14 +91,8 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
 
 def attention_layer(config: ITNetConfig) -> tuple[nn.Module, Callable[[int], tuple]]:
     """The same for a layer of BERT or ViT, which differ in the order of their layer norms only."""
-    peer = BertConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    peer = BertConfig(**_size(config), **dropout, attn_implementation="sdpa")
     return _filled(BertLayer(peer)), lambda count: (torch.randn(1, count, config.hidden_size, requires_grad=True),)
 
 

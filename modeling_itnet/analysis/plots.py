@@ -74,7 +74,7 @@ def plot_image_kernel(
             if query != "cls":
                 axis.add_patch(Rectangle(query[::-1], 1, 1, fill=False, edgecolor="#00d0ff", linewidth=2))
     title = title or _title(model, layer, part, "query i (framed) and every patch j")
-    _finish(figure, heat, axes[1], part, title, path, shrink=0.9)
+    _finish(figure, heat, axes[1], part, title, path)
 
 
 def plot_text_kernel(
@@ -104,8 +104,7 @@ def plot_text_kernel(
         axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=6)
         axis.set_xlabel("key j", fontsize=8)
     axes[0].set_ylabel("query i", fontsize=8)
-    title = _title(model, layer, part, "query token i (row) and key token j")
-    _finish(figure, heat, axes, part, title, path, shrink=0.8)
+    _finish(figure, heat, axes, part, _title(model, layer, part, "query token i (row) and key token j"), path)
 
 
 def plot_cloud_kernel(
@@ -138,8 +137,7 @@ def plot_cloud_kernel(
         axis.set_box_aspect((points.amax(0) - points.amin(0)).clamp(min=1e-12).tolist())  # lengths as they are
         axis.set(xlabel="x", ylabel="y", zlabel="z")
         axis.tick_params(labelsize=6)
-    title = _title(model, layer, part, "query i (ringed) and every point j")
-    _finish(figure, heat, axes, part, title, path, shrink=0.7)
+    _finish(figure, heat, axes, part, _title(model, layer, part, "query i (ringed) and every point j"), path)
 
 
 def plot_diagnosis(diagnosis: "KernelDiagnosis", path: str | Path) -> None:
@@ -177,16 +175,15 @@ def _draw_map(figure, axis, name: str, values: Tensor) -> None:
         text = f"not defined:\n{_NEEDS.get(name, 'no pairs')}"
         axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, transform=axis.transAxes)
         return
-    low, high = (-1.0 if name == "causality" else 0.0), 1.0
-    if name == "entropy":  # close to 1 in most kernels
-        low, high = float(values.nan_to_num(1.0).min()) - 1e-3, float(values.nan_to_num(0.0).max()) + 1e-3
-    image = axis.imshow(values.numpy(), cmap="coolwarm" if low < 0 else "viridis", vmin=low, vmax=high, aspect="auto")
+    low, high = {"causality": (-1, 1), "entropy": (None, None)}.get(name, (0, 1))  # entropies are mostly close to 1
+    colours = "coolwarm" if name == "causality" else "viridis"
+    image = axis.imshow(values.numpy(), cmap=colours, vmin=low, vmax=high, aspect="auto")
     figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=8)
-    if values.numel() <= 48:
-        for row, column in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
-            value = float(values[row, column])
-            color = "black" if low < 0 or value > (low + high) / 2 else "white"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+    for row, column in values.isfinite().nonzero().tolist() if values.numel() <= 48 else ():
+        value = float(values[row, column])
+        is_dark = colours == "viridis" and image.norm(value) < 0.5
+        options = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if is_dark else "black"}
+        axis.text(column, row, f"{value:.2f}", **options)
 
 
 def readable_token(token: str) -> str:
@@ -233,9 +230,9 @@ def _figure(width: float, height: float):
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
 
 
-def _finish(figure, heat, axes, part: Part, title: str, path: str | Path, shrink: float) -> None:
+def _finish(figure, heat, axes, part: Part, title: str, path: str | Path) -> None:
     """Adds the title and a scale with plain numbers (matplotlib would write 4.01 as 0.01 and "+4" apart); saves."""
-    bar = figure.colorbar(heat, ax=axes, shrink=shrink)
+    bar = figure.colorbar(heat, ax=axes, shrink=0.8)
     bar.formatter.set_useOffset(False)
     bar.set_label(_NORMS[part], fontsize=9)
     bar.ax.tick_params(labelsize=8)
