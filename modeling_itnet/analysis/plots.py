@@ -170,12 +170,15 @@ def plot_diagnosis(diagnosis: "KernelDiagnosis", path: str | Path) -> None:
 
 def _draw_map(figure, axis, name: str, values: Tensor) -> None:
     """One figure over layers and heads [L, H], with its numbers where they fit; says so if it is not defined."""
-    if values.isnan().all():
+    known = values[values.isfinite()]
+    if not len(known):
         axis.set(xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
         text = f"not defined:\n{_NEEDS.get(name, 'no pairs')}"
         axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, transform=axis.transAxes)
         return
-    low, high = {"causality": (-1, 1), "entropy": (None, None)}.get(name, (0, 1))  # entropies are mostly close to 1
+    low, high = (-1 if name == "causality" else 0), 1
+    if name == "entropy":  # close to 1 in most kernels
+        low, high = float(known.min()) - 1e-3, float(known.max()) + 1e-3
     colours = "coolwarm" if name == "causality" else "viridis"
     image = axis.imshow(values.numpy(), cmap=colours, vmin=low, vmax=high, aspect="auto")
     figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=8)

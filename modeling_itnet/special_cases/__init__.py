@@ -11,7 +11,7 @@ from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs
 from .mamba import SelectiveScanKernel
 from .operator import IntegralOperator
 from .recurrence import secant_slope, tangent_slope
-from .state_space import ExponentialKernel, LinearStateSpace, PowerKernel, Trajectory, TransitionKernel
+from .state_space import ExponentialKernel, LinearStateSpace, Trajectory, TransitionKernel
 
 __all__ = [
     "AttentionKernel",
@@ -26,7 +26,6 @@ __all__ = [
     "LinearStateSpace",
     "MLPKernel",
     "Pairs",
-    "PowerKernel",
     "SelectiveScanKernel",
     "Trajectory",
     "TransformersAttentionOperator",

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
@@ -57,31 +58,6 @@ def transitions(a: Tensor, rows: slice, columns: slice) -> Tensor:
         if t >= rows.start:
             kept.append(phi)
     return torch.stack(kept, 1)
-
-
-class PowerKernel(Kernel):
-    """kappa(t, s) = C Abar^(t - s - delay) Bbar where t - s >= delay: the transition kernel of constant coefficients.
-
-    ``context`` of a call is (Abar [n, n], Bbar [n, d], C [m, n]). Times are integers. Depends on t - s only: a
-    causal convolution (Remark ssm_conv).
-    """
-
-    depends_on_sample = False
-
-    def __init__(self, delay: int, out_features: int, in_features: int):
-        super().__init__()
-        self.delay = delay
-        self.entries_per_pair = out_features * in_features
-
-    def forward(self, pairs: Pairs) -> Tensor:
-        a, b, c = pairs.prepared
-        power = (pairs.x[:, :, None, 0] - pairs.y[:, None, :, 0] - self.delay).long()  # [1, t_q, t_k]
-        lowest, highest = max(0, int(power.min())), int(power.max())
-        table = [torch.linalg.matrix_power(a, lowest)] if highest >= 0 else []
-        for _ in range(lowest, highest):
-            table.append(a @ table[-1])
-        table = [c @ matrix @ b for matrix in table] + [torch.zeros_like(c @ b)]  # the last is for the future
-        return torch.stack(table)[(power - lowest).where(power >= 0, len(table) - 1)].unsqueeze(3)
 
 
 class ExponentialKernel(Kernel):
@@ -153,13 +129,18 @@ class LinearStateSpace(nn.Module):
 
 @register(LinearStateSpace)
 class LinearStateSpaceOperator(Conversion):
-    """A discretised linear SSM as an integral against C Abar^(t-s) Bbar, with W_theta = D."""
+    """A discretised linear SSM as an integral against C Abar^(t-s) Bbar, with W_theta = D.
+
+    The transition kernel of constant coefficients is a function of t - s: a causal convolution (Remark ssm_conv).
+    """
 
     def __init__(self, module: LinearStateSpace):
         super().__init__(module)
-        kernel = PowerKernel(int(module.delayed), *module.d.shape)
+        kernel = TransitionKernel(*module.d.shape, len(module.a))
         self.integral = IntegralOperator(kernel, is_causal=True, measure="counting")
 
     def forward(self, u: Tensor) -> Tensor:
         module = self.module
-        return self.integral(u, context=(*module.discrete(), module.c)) + u @ module.d.T
+        system = Trajectory(*(t.expand(1, u.shape[1], -1, -1) for t in (*module.discrete(), module.c)))
+        signal = pad(u, (0, 0, 1, -1)) if module.delayed else u  # u_(t-1) enters at t
+        return self.integral(signal, context=system) + u @ module.d.T
