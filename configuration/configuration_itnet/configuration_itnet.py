@@ -10,7 +10,6 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .modalities import find_modality
-from .preset_files import read_preset
 from .rules import KERNEL_INPUTS, check_config, check_kernel_inputs, check_names, check_num_labels
 
 logger = logging.get_logger(__name__)
@@ -354,6 +353,10 @@ class ITNetConfig(PreTrainedConfig):
             name (`str`): `"itnet-tiny"`, `"itnet-pc"`, `"itnet-small"`, `"itnet-base"` or `"itnet-large"`.
             overrides: Any argument of [`ITNetConfig`], such as `modality="text"` or `num_labels=10`.
         """
+        try:
+            from configuration_itnet.preset_files import read_preset
+        except ImportError as error:
+            raise ImportError("Presets ship with the itnet package, not with exported code") from error
         return cls(**{**read_preset(name), **overrides})
 
     @classmethod

@@ -7,35 +7,18 @@ each followed by its value in brackets.
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral
+
+from transformers.configuration_utils import PreTrainedConfig
 
 from .modalities import MODALITIES, find_modality
 
 # Input groups of the kernel MLP, in the order of Eq. kernel_input. Columns of W1 follow this order.
 KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
 
-POSITIVE = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "position_dim",
-    "fourier_scale",
-    "kernel_hidden_size",
-    "num_samples",
-    "rank",
-    "factor_hidden_size",
-    "proposal_size",
-    "num_channels",
-    "vocab_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "node_feature_size",
-    "layer_norm_eps",
-    "initializer_range",
-)
-NON_NEGATIVE = (
+_MAY_BE_ZERO = (
     "num_fourier_features",
     "fourier_seed",
     "kernel_init_scale",
@@ -47,15 +30,16 @@ NON_NEGATIVE = (
     "num_node_types",
     "edge_gate_init",
 )
-PROBABILITIES = ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate", "classifier_dropout")
-
-RANGES = (
-    (POSITIVE, lambda value: 0 < value < math.inf, "must be positive and finite"),
-    (NON_NEGATIVE, lambda value: 0 <= value < math.inf, "must be zero or more, and finite"),
-    (PROBABILITIES, lambda value: 0 <= value < 1, "must be in [0, 1)"),
-    (("proposal_epsilon",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
-    (("kernel_num_layers",), lambda value: value in (2, 3), "must be 2 or 3"),
-)
+_PROBABILITIES = ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate", "classifier_dropout")
+_RULES_OF_THEIR_OWN = ("image_size", "patch_size", "pad_token_id", "bos_token_id", "eos_token_id")
+_POSITIVE = (lambda value: 0 < value < math.inf, "must be positive and finite")
+#: What numbers may be; all others must be positive.
+RANGES = {
+    **dict.fromkeys(_MAY_BE_ZERO, (lambda value: 0 <= value < math.inf, "must be zero or more, and finite")),
+    **dict.fromkeys(_PROBABILITIES, (lambda value: 0 <= value < 1, "must be in [0, 1)")),
+    "proposal_epsilon": (lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    "kernel_num_layers": (lambda value: value in (2, 3), "must be 2 or 3"),
+}
 
 
 def check_config(config) -> None:
@@ -72,11 +56,12 @@ def check_config(config) -> None:
 
 
 def check_ranges(config) -> None:
-    for names, holds, rule in RANGES:
-        for name in names:
-            value = getattr(config, name)
-            if value is not None and not holds(value):
-                raise ValueError(f"`{name}` ({value}) {rule}")
+    own = {field.name for field in fields(config)} - {field.name for field in fields(PreTrainedConfig)}
+    for name in sorted(own.difference(_RULES_OF_THEIR_OWN)):
+        value = getattr(config, name)
+        holds, rule = RANGES.get(name, _POSITIVE)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not holds(value):
+            raise ValueError(f"`{name}` ({value}) {rule}")
 
 
 def check_kernel_inputs(names) -> None:

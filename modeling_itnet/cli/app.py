@@ -2,9 +2,12 @@
 """What the sub-commands share."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from configuration_itnet import ITNetConfig
 
@@ -52,6 +55,16 @@ def check_new_folder(folder: Path, overwrite: bool = False) -> None:
         return
     held = "a checkpoint" if (folder / "config.json").exists() else "files"
     raise ValueError(f"{folder} holds {held} already; choose another folder, delete it or add --overwrite")
+
+
+def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[str] = ()) -> None:
+    """Prints rows under their headings; the columns ``texts`` begin on the left, those of numbers end on the right."""
+    grid = Table(title=title, title_justify="left")
+    for heading in headings:
+        grid.add_column(heading, justify="left" if heading in texts else "right")
+    for row in rows:
+        grid.add_row(*row)
+    Console().print(grid)
 
 
 def print_json(values) -> None:

@@ -7,11 +7,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..analysis.costs import MODES, attention_layer, itnet_layer, peer_name
-from .app import commands, load_config, print_json
+from .app import commands, load_config, print_json, print_table
 
 
 @commands.command()
@@ -44,12 +42,11 @@ def bench(
     if as_json:
         print_json({"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results})
         return
-    grid = Table(title=f"one layer of {model}, one input, float32, {device}", title_justify="left")
-    for heading in ("positions", "model", "forward ms", "forward + backward ms"):
-        grid.add_column(heading, justify="left" if heading == "model" else "right")
-    for row in results:
-        grid.add_row(str(row["positions"]), row["model"], f"{row['forward_ms']:.2f}", f"{row['total_ms']:.2f}")
-    Console().print(grid)
+    lines = [
+        (str(row["positions"]), row["model"], f"{row['forward_ms']:.2f}", f"{row['total_ms']:.2f}") for row in results
+    ]
+    headings = ("positions", "model", "forward ms", "forward + backward ms")
+    print_table(f"one layer of {model}, one input, float32, {device}", headings, lines, texts=["model"])
 
 
 def _measure(layers: dict, count: int, rounds: int, device: str) -> list[dict]:

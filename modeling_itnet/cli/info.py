@@ -4,14 +4,12 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from configuration_itnet import ITNetConfig, preset_names
 
 from ..analysis.costs import Cost, model_costs, peer_name, peer_parameters
 from ..analysis.parameters import ParameterTable, parameter_table
-from .app import commands, load_config, model_class, print_json
+from .app import commands, load_config, model_class, print_json, print_table
 
 
 @commands.command()
@@ -51,25 +49,24 @@ def _as_dict(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> d
 
 
 def _print_parameters(table: ParameterTable, config: ITNetConfig) -> None:
-    grid = Table(title=table.name, title_justify="left")
-    for heading in ("component", "parameters", "paper prints"):
-        grid.add_column(heading, justify="left" if heading == "component" else "right")
-    for component, count in table.components.items():
-        grid.add_row(component, f"{count:,}", _millions(table.paper_figure(component)))
-    grid.add_section()
-    grid.add_row("total", f"{table.total:,}", _millions(table.paper_total))
-    grid.add_row(f"{peer_name(config)} of this width and depth", f"{peer_parameters(config):,}", "")
-    Console().print(grid)
+    rows = [(name, f"{count:,}", _millions(table.paper_figure(name))) for name, count in table.components.items()]
+    rows += [("total", f"{table.total:,}", _millions(table.paper_total))]
+    rows += [(f"{peer_name(config)} of this width and depth", f"{peer_parameters(config):,}", "")]
+    print_table(table.name, ("component", "parameters", "paper prints"), rows, texts=["component"])
 
 
 def _print_costs(costs: list[Cost]) -> None:
-    grid = Table(title="layers of the model, one input, float32", title_justify="left")
-    for heading in ("positions", "model", "forward GFLOPs", "MB kept for the backward"):
-        grid.add_column(heading, justify="left" if heading == "model" else "right")
-    for cost in costs:
-        memory = f"{cost.activation_bytes / 1e6:,.1f}"
-        grid.add_row(f"{cost.positions:,}", cost.model, f"{cost.forward_flops / 1e9:,.2f}", memory)
-    Console().print(grid)
+    rows = [
+        (
+            f"{cost.positions:,}",
+            cost.model,
+            f"{cost.forward_flops / 1e9:,.2f}",
+            f"{cost.activation_bytes / 1e6:,.1f}",
+        )
+        for cost in costs
+    ]
+    headings = ("positions", "model", "forward GFLOPs", "MB kept for the backward")
+    print_table("layers of the model, one input, float32", headings, rows, texts=["model"])
 
 
 def _millions(count: float | None) -> str:

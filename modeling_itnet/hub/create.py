@@ -4,7 +4,6 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -63,10 +62,6 @@ def create_checkpoint(
         texts: Text files to train a tokenizer of `vocab_size` tokens on. With neither, tokens are bytes.
         overrides: Further arguments of `ITNetConfig`.
     """
-    known = {field.name for field in fields(ITNetConfig)} | {"num_labels"}
-    unknown = sorted(overrides.keys() - known)
-    if unknown:
-        raise ValueError(f"ITNetConfig has no argument {', '.join(unknown)}")
     model_class, needed = (ITNetModel, modality) if task is None else find_task(task)
     modality = modality or needed
     if modality is not None:
@@ -146,16 +141,12 @@ def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_leng
 
 def _check_texts(paths: Sequence[str | os.PathLike]) -> None:
     """Refuses files that are missing or no text, and files that are all empty."""
-    missing = [str(path) for path in paths if not Path(path).is_file()]
-    if missing:
-        raise ValueError(f"no such text file: {', '.join(missing)}")
     is_empty = True
     for path in paths:
+        if not Path(path).is_file():
+            raise ValueError(f"no such text file: {path}")
         try:
-            with open(path, encoding="utf-8") as lines:
-                is_empty = all(not line.strip() for line in lines) and is_empty
-                for _ in lines:  # the rest must be text too
-                    pass
+            is_empty = not Path(path).read_text(encoding="utf-8").strip() and is_empty
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is no text in UTF-8: {error}") from error
     if is_empty:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
-from .arrays import as_array, pad
+from .common import CheckedSettings, as_array, pad
 from .laplacian import laplacian_positions, neighbor_lists, undirected_edges
-from .settings import CheckedSettings
 
 
 class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
@@ -44,7 +43,6 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
 
     @classmethod
     def from_model_config(cls, config) -> "ITNetGraphProcessor":
-        """The processor that makes as many positions as a model's configuration has."""
         return cls(num_positions=config.position_dim)
 
     def __call__(
@@ -129,7 +127,7 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
         array = np.ones((_count(num_nodes, edges, index), 1))
     array = as_array(array, f"`{name}` of graph {index}")
     if name == "node_features":
-        if array.ndim != 2 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+        if array.ndim != 2 or not np.isfinite(array).all():
             raise ValueError(
                 f"`x` of graph {index} must be finite numbers [nodes, features], got {array.dtype} {list(array.shape)}"
             )

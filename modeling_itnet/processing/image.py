@@ -9,7 +9,7 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PILImageResampling
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from .settings import CheckedSettings
+from .common import CheckedSettings
 
 
 class ITNetImageProcessorKwargs(ImagesKwargs, total=False):

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
-from .arrays import as_array, pad
-from .settings import CheckedSettings
+from .common import CheckedSettings, as_array, pad
 
 
 class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
@@ -63,11 +62,6 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         self.features_are_normals = features_are_normals
         super().__init__(**kwargs)
 
-    @classmethod
-    def from_model_config(cls, config) -> "ITNetPointCloudProcessor":
-        """The processor for a model's configuration: the same for all."""
-        return cls()
-
     def __call__(
         self,
         points: Any,
@@ -110,7 +104,9 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _process(self, points, features, index: int, augment: bool, generator) -> tuple[np.ndarray, np.ndarray | None]:
-        _check(points, features, index)
+        _check(points, [None, 3], f"`points` of cloud {index}")
+        if features is not None:
+            _check(features, [len(points), None], f"`point_features` of cloud {index}")
         points = points.astype(np.float64)
         features = None if features is None else features.astype(np.float32)
         if self.num_points is not None and len(points) > self.num_points:
@@ -156,18 +152,13 @@ def _as_clouds(values: Any, name: str) -> list[np.ndarray]:
     return list(array)
 
 
-def _check(points: np.ndarray, features: np.ndarray | None, index: int) -> None:
-    if points.ndim != 2 or points.shape[1] != 3:
-        raise ValueError(f"`points` of cloud {index} must be [points, 3], got {list(points.shape)}")
-    if len(points) == 0:
-        raise ValueError(f"cloud {index} is empty; at least one point is needed")
-    if not np.isfinite(points).all():
-        bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
-        raise ValueError(f"cloud {index} has coordinates that are not finite, at point {bad[0]} of {len(points)}")
-    if features is not None and (features.ndim != 2 or len(features) != len(points)):
-        raise ValueError(
-            f"`point_features` of cloud {index} must be [{len(points)}, features], got {list(features.shape)}"
-        )
-    if features is not None and not np.isfinite(features).all():
-        bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
-        raise ValueError(f"`point_features` of cloud {index} are not finite, at point {bad[0]} of {len(points)}")
+def _check(array: np.ndarray, shape: list[int | None], name: str) -> None:
+    """Says what is wrong with an array [points, numbers] that must have this shape, where None is any number."""
+    if array.ndim != 2 or any(size not in (None, given) for size, given in zip(shape, array.shape, strict=True)):
+        expected = ", ".join(str(size or word) for size, word in zip(shape, ("points", "features"), strict=True))
+        raise ValueError(f"{name} must be [{expected}], got {list(array.shape)}")
+    if len(array) == 0:
+        raise ValueError(f"{name} are none; at least one point is needed")
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if len(bad):
+        raise ValueError(f"{name} are not finite, at point {bad[0]} of {len(array)}")

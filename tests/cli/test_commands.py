@@ -74,7 +74,7 @@ class TestCreate:
         assert "ITNetForMaskedLM needs `modality`" in fail(
             "create", "itnet-tiny", "b", "--task", "masked-lm", "--modality", "image"
         )
-        assert "no argument wings" in fail("create", "itnet-tiny", "b", "--set", "wings=2")
+        assert "`wings` is no argument of ITNetConfig" in fail("create", "itnet-tiny", "b", "--set", "wings=2")
         assert "expected int, got str" in fail("create", "itnet-tiny", "b", "--set", "rank=two")
         assert "name=value" in fail("create", "itnet-tiny", "b", "--set", "rank")
         assert "`rank` (0) must be positive" in fail("create", "itnet-tiny", "b", "--set", "rank=0")

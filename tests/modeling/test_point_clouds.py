@@ -221,11 +221,8 @@ class TestProcessor:
     @pytest.mark.parametrize(
         ("points", "message"),
         [
-            (np.zeros((0, 3)), "cloud 0 is empty"),
-            (
-                [np.ones((4, 3)), np.full((2, 3), np.nan)],
-                "cloud 1 has coordinates that are not finite, at point 0 of 2",
-            ),
+            (np.zeros((0, 3)), "`points` of cloud 0 are none"),
+            ([np.ones((4, 3)), np.full((2, 3), np.nan)], "`points` of cloud 1 are not finite, at point 0 of 2"),
             (np.zeros((4, 2)), r"must be \[points, 3\], got \[4, 2\]"),
             (np.array([["a", "b", "c"]]), "must hold numbers"),
             (np.zeros(3), r"`points` \[3\] must be \[points, 3\]"),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of processors: those that a processor does not have are an error."""
+"""What processors share: checked arguments, arrays out of lists and tensors, and padding."""
 
 from inspect import signature
 from typing import Any
+
+import numpy as np
 
 from configuration_itnet import check_names
 
@@ -15,6 +17,11 @@ class CheckedSettings:
 
     The file of another version may hold more: what is unknown in it is left out.
     """
+
+    @classmethod
+    def from_model_config(cls, config):
+        """The processor that goes with a model's configuration."""
+        return cls()
 
     @classmethod
     def setting_names(cls) -> set[str]:
@@ -30,3 +37,19 @@ class CheckedSettings:
     def from_dict(cls, values: dict[str, Any], **kwargs):
         known = cls.setting_names() | set(_COMMON)
         return super().from_dict({k: v for k, v in values.items() if k in known or k.startswith("_")}, **kwargs)
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """NumPy form of a list, array or tensor of numbers; ``name`` is what an error calls it."""
+    try:
+        array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except ValueError as error:
+        raise ValueError(f"{name} is not an array: its rows differ in length") from error
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
+    return array
+
+
+def pad(array: np.ndarray, length: int) -> np.ndarray:
+    """Zeros after the end of the first axis, up to ``length``."""
+    return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), dtype=array.dtype)])
