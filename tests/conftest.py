@@ -1,4 +1,4 @@
-"""One seed for every test and no settings left behind; the scripts of examples/ as modules, and tiny data for each."""
+"""One seed for every test and no settings left behind; tiny sizes; the scripts of examples/ and data for them."""
 
 import importlib
 import random
@@ -13,6 +13,26 @@ import torch
 TESTS = Path(__file__).resolve().parent
 EXAMPLES = TESTS.parent / "examples"
 FOLDERS = tuple(map(str, (EXAMPLES, EXAMPLES / "results", EXAMPLES / "paper", TESTS / "examples")))
+
+VOCABULARY = 40
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "num_fourier_features": 3,
+    "fourier_scale": 1.0,
+    "kernel_hidden_size": 12,
+    "kernel_init_scale": 1.0,
+    "image_size": 16,
+    "patch_size": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "embedding_dropout_prob": 0.0,
+    "drop_path_rate": 0.0,
+    "num_labels": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +54,12 @@ def _settings() -> dict:
         "threads": torch.get_num_threads(),
         "folder": Path.cwd(),
     }
+
+
+@pytest.fixture(scope="session")
+def tiny_sizes() -> dict:
+    """Arguments of ITNetConfig: two narrow layers, no dropout, a kernel that matters from the start."""
+    return dict(TINY)
 
 
 @pytest.fixture(scope="session")

@@ -22,24 +22,6 @@ from modeling_itnet import (
 )
 
 VOCABULARY, BATCH, LENGTH = 40, 3, 7
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "num_fourier_features": 3,
-    "fourier_scale": 1.0,
-    "kernel_hidden_size": 12,
-    "kernel_init_scale": 1.0,
-    "image_size": 16,
-    "patch_size": 8,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.0,
-    "embedding_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-    "num_labels": 3,
-}
 
 
 class Case(NamedTuple):
@@ -88,13 +70,15 @@ def cases() -> dict[str, Case]:
 
 
 @pytest.fixture(scope="session")
-def make_model():
+def make_model(tiny_sizes):
     """make_model(name, **overrides): a model of CASES in evaluation mode, no parameter at its initial value."""
 
     def make(name, **overrides):
         case = CASES[name]
         torch.manual_seed(0)
-        model = case.model_class(ITNetConfig(**{**TINY, "modality": case.modality, **case.overrides, **overrides}))
+        model = case.model_class(
+            ITNetConfig(**{**tiny_sizes, "modality": case.modality, **case.overrides, **overrides})
+        )
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -13,24 +13,6 @@ from modeling_itnet import (
 )
 
 VOCABULARY = 40
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "num_fourier_features": 3,
-    "fourier_scale": 1.0,
-    "kernel_hidden_size": 12,
-    "kernel_init_scale": 1.0,
-    "image_size": 16,
-    "patch_size": 8,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.0,
-    "embedding_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-    "num_labels": 3,
-}
 # id -> (class, modality): the bare model on every modality, and every head.
 MODELS = {
     "image": (ITNetModel, "image"),
@@ -55,11 +37,11 @@ def fixed_seed():
 
 
 @pytest.fixture(scope="session")
-def tiny_config():
+def tiny_config(tiny_sizes):
     """tiny_config(modality, **overrides): two narrow layers, no dropout, a kernel that matters from the start."""
 
     def make(modality="image", **overrides):
-        values = {**TINY, "modality": modality, **overrides}
+        values = {**tiny_sizes, "modality": modality, **overrides}
         if modality == "signal":
             values.setdefault("position_dim", 2)
         return ITNetConfig(**values)
@@ -94,7 +76,7 @@ def tiny_model(tiny_config, shake):
 
 
 @pytest.fixture(scope="session")
-def tiny_inputs():
+def tiny_inputs(tiny_sizes):
     """tiny_inputs(name, batch): forward arguments for a model of MODELS, without labels."""
 
     def make(name, batch=3, length=7, seed=2):
@@ -105,7 +87,7 @@ def tiny_inputs():
         if modality == "text":
             return {"input_ids": torch.randint(1, VOCABULARY, (batch, length), generator=generator)}
         return {
-            "inputs_embeds": torch.randn(batch, length, TINY["hidden_size"], generator=generator),
+            "inputs_embeds": torch.randn(batch, length, tiny_sizes["hidden_size"], generator=generator),
             "positions": torch.rand(batch, length, 2, generator=generator),
         }
 
@@ -113,13 +95,13 @@ def tiny_inputs():
 
 
 @pytest.fixture(scope="session")
-def tiny_labels():
+def tiny_labels(tiny_sizes):
     """tiny_labels(name, batch): integer targets for a head of MODELS; the masked LM is asked two of three tokens."""
 
     def make(name, batch=3, length=7, seed=3):
         generator = torch.Generator().manual_seed(seed)
         if name != "masked-lm":
-            return torch.arange(batch) % TINY["num_labels"]
+            return torch.arange(batch) % tiny_sizes["num_labels"]
         labels = torch.randint(1, VOCABULARY, (batch, length), generator=generator)
         return labels.where(torch.arange(batch * length).view(batch, length) % 3 > 0, -100)
 
