@@ -130,7 +130,7 @@ class MultiheadAttentionOperator(AttentionOperator):
         if is_causal and attn_mask is None:
             raise ValueError("`is_causal` is a hint: nn.MultiheadAttention needs `attn_mask` with it")
         queries, keys, values = (
-            linear(self.batch_first(signal), weight, bias)
+            linear(self.with_batch_first(signal), weight, bias)
             for signal, weight, bias in zip((query, key, value), *self._projections(), strict=True)
         )
         if key_padding_mask is not None and key_padding_mask.dim() == 1:

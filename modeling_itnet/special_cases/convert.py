@@ -65,7 +65,7 @@ class Conversion(nn.Module):
                 "instead needs no hook and can be converted"
             )
 
-    def batch_first(self, signal: Tensor) -> Tensor:
+    def with_batch_first(self, signal: Tensor) -> Tensor:
         """[B, n, d], from [n, d], or from [n, B, d] if the module has not ``batch_first``."""
         if signal.dim() == 2:
             return signal.unsqueeze(0)

@@ -178,7 +178,7 @@ class RecurrentOperator(Conversion):
         module = self.module
         if isinstance(input, PackedSequence):
             raise TypeError("`input` is a PackedSequence: pad it, as the domain of an integral is one for the batch")
-        u = self.batch_first(input)  # [B, T, d]
+        u = self.with_batch_first(input)  # [B, T, d]
         directions = 2 if module.bidirectional else 1
         states = self._initial_states(hx, u, input.dim() == 3)
         for layer in range(module.num_layers):

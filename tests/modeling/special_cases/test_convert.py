@@ -80,6 +80,8 @@ def test_attributes_are_those_of_the_module():
     operator = from_module(module)
     assert operator.weight is module.weight
     assert operator.out_channels == 4
+    for first in (False, True):  # which nn.TransformerEncoderLayer reads from its attention
+        assert from_module(nn.MultiheadAttention(4, 2, batch_first=first)).batch_first is first
     with pytest.raises(AttributeError, match=r"ConvolutionOperator.*nothing"):
         _ = operator.nothing
 
