@@ -27,8 +27,8 @@ try:
 except ImportError as error:
     raise ImportError("the inspection needs the triton package: pip install triton") from error
 
-from itnet_kernels.exact.triton_backward import itnet_bwd_kernel
-from itnet_kernels.exact.triton_configs import (
+from itnet_kernels.exact.triton.backward import itnet_bwd_kernel
+from itnet_kernels.exact.triton.configs import (
     BACKWARD,
     BACKWARD_POSITIONS,
     FORWARD,
@@ -38,7 +38,7 @@ from itnet_kernels.exact.triton_configs import (
     suitable_settings,
     tile_rows,
 )
-from itnet_kernels.exact.triton_forward import itnet_fwd_kernel
+from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
 
 KERNELS = {"forward": (FORWARD, itnet_fwd_kernel), "backward": (BACKWARD, itnet_bwd_kernel)}
 PRODUCTS = {"forward": 2, "backward": 6}  # matrix products of 2 * rows * keys * d_h FLOP per key tile

@@ -8,10 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .exact.reassociated import matmul_dtype, reassociated_transform
+from .exact.pair_sum import pair_sum
+from .exact.plain_pair_sum import plain_pair_sum
+from .exact.reassociated import finish, matmul_dtype, prepare
 from .exact.reference import reference_transform
-from .exact.triton_sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
+from .exact.triton.sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
 from .positions import Coordinates
+from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights
 
@@ -47,7 +50,7 @@ def integral_transform(
     with z_ij of Eq. kernel_input (see :class:`KernelWeights`). W^O and W_theta are not part of it. Differentiable in
     ``u``, ``queries``, the positions, ``measure`` and all weights but ``weights.fourier``: in reverse and in forward
     mode, to any order, and under the transforms of torch.func. Whatever is not a first derivative in reverse mode is
-    slower and may need the memory of all pairs (plain_pair_sum.py).
+    slower and may need the memory of all pairs (exact/plain_pair_sum.py).
 
     Args:
         u: key features ``[B, n, H, d_h]``; also the query features unless ``queries`` is given. float32, float64,
@@ -72,10 +75,13 @@ def integral_transform(
         check_causal(queries.shape[1], num_keys)
     if measure is not None:
         check_measure(measure, batch, num_keys)
-    chosen = resolve_backend(backend, u, weights)
+    chosen, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if chosen == "reference":
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal)
-    return reassociated_transform(queries, u, x, y, weights, measure, is_causal, chosen)
+    with torch.autocast(u.device.type, enabled=False):
+        inputs = prepare(queries, u, x, y, weights, measure, is_causal, operand_dtype, chosen)
+        out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
+        return finish(out, inputs, weights.b2).to(queries.dtype)
 
 
 def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:

@@ -22,9 +22,12 @@ def uniform_measure(features: Tensor, mask: Tensor | None = None) -> Tensor:
     return mask / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def visible_mass(measure: Tensor, num_queries: int) -> Tensor:
-    """sum of omega_j over the keys j <= i + n_k - n_q that query i of a causal operator sees: [B, n_k] -> [B, n_q]."""
-    return prefix_sum(measure)[:, measure.shape[1] - num_queries :]
+def visible_sum(tensor: Tensor, num_queries: int) -> Tensor:
+    """Sum over the keys j <= i + n_k - n_q that query i of a causal operator sees: [B, n_k, ...] -> [B, n_q, ...].
+
+    That of the measure is the visible mass, which a causal operator divides by (:func:`over_mass`).
+    """
+    return prefix_sum(tensor)[:, tensor.shape[1] - num_queries :]
 
 
 def over_mass(value: Tensor, mass: Tensor, otherwise: float = 0) -> Tensor:

@@ -46,13 +46,13 @@ class Displacements(NamedTuple):
     (i, j) has the number queries[i] - keys[j] + rows // 2.
     """
 
-    table: Tensor  # [rows, F + 1]: gamma(v) and |v| of every displacement v
+    table: Tensor  # [rows, F + 1]: gamma(v) and |v| of every displacement v; find_lattice gives v itself, [rows, s]
     queries: Tensor  # [n_q] index of each query on the lattice
     keys: Tensor  # [n_k]
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Number of the displacement of every pair (query, key) with start <= query < stop: [stop - start, n_k]."""
-        return self.queries[start:stop, None] - self.keys + len(self.table) // 2
+    def numbers(self, rows: slice) -> Tensor:
+        """Those of the displacements of some queries and all keys: [t, n_k]."""
+        return self.queries[rows, None] - self.keys + len(self.table) // 2
 
 
 def of_set(tensor: Tensor, index: int) -> Tensor:
@@ -68,35 +68,14 @@ def find_displacements(x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.d
     lattice = find_lattice(x, y, torch.finfo(dtype).eps, frequencies)
     if lattice is None:
         return None
-    shifts = lattice.displacements()
-    lengths = torch.linalg.vector_norm(shifts, dim=-1, keepdim=True)
-    table = torch.cat([fourier_features(shifts, frequencies), lengths], dim=-1).to(dtype)
-    return Displacements(table, lattice.queries, lattice.keys)
-
-
-class Lattice(NamedTuple):
-    """Positions x = origin + step * m with integer m in [0, size) on every axis."""
-
-    step: Tensor  # [s]
-    sizes: tuple[int, ...]  # lattice points along each axis
-    queries: Tensor  # [n_q] flat index of each query under the table's strides
-    keys: Tensor  # [n_k]
-
-    @property
-    def table_shape(self) -> tuple[int, ...]:
-        """Displacements along each axis run from -(size-1) to size-1."""
-        return tuple(2 * size - 1 for size in self.sizes)
-
-    def displacements(self) -> Tensor:
-        """All displacements, in the table's order: [rows, s]."""
-        axes = [torch.arange(1 - size, size, device=self.step.device) for size in self.sizes]
-        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-        return grid.reshape(-1, len(self.sizes)) * self.step
+    lengths = torch.linalg.vector_norm(lattice.table, dim=-1, keepdim=True)
+    features = fourier_features(lattice.table, frequencies)
+    return lattice._replace(table=torch.cat([features, lengths], dim=-1).to(dtype))
 
 
 def find_lattice(
     query_positions: Tensor, key_positions: Tensor, precision: float, frequencies: Tensor | None = None
-) -> Lattice | None:
+) -> Displacements | None:
     """The regular lattice that holds all positions (``[n_q, s]``, ``[n_k, s]``), or None if a table would not pay.
 
     A table evaluates the kernel at the lattice's displacements instead of the given ones, and nobody must feel that.
@@ -140,10 +119,14 @@ def find_lattice(
         phases = 2 * math.pi * frequencies.abs().to(points.dtype) @ torch.stack(moved)  # [L]
         if phases.max() > _PHASE_ERRORS * precision:
             return None
+    shifts = [
+        torch.arange(1 - size, size, device=points.device) * step for size, step in zip(sizes, steps, strict=True)
+    ]
+    table = torch.stack(torch.meshgrid(*shifts, indexing="ij"), dim=-1).flatten(0, -2)  # [rows, s]
     flat = indices[0]
     for size, index in zip(sizes[1:], indices[1:], strict=True):
         flat = flat * (2 * size - 1) + index
-    return Lattice(torch.stack(steps), tuple(sizes), flat[:num_queries], flat[num_queries:])
+    return Displacements(table, flat[:num_queries], flat[num_queries:])
 
 
 class Coordinates:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
 from itnet_kernels.exact.reference import kernel_input, pair_measure
-from itnet_kernels.exact.triton_pairs import TritonPairs
+from itnet_kernels.exact.triton.pairs import TritonPairs
 from itnet_kernels.positions import fourier_features
 from itnet_kernels.validation import batched
 from itnet_kernels.weights import split_input_weights
@@ -111,7 +111,7 @@ def test_no_measure(problem, is_causal):
 def test_many_chunks(problem, same, monkeypatch):
     """Workspaces for 16 queries of one sample at a time."""
     problem_ = problem(n=17, batch=2, heads=1, head_dim=16, width=32, is_causal=True)
-    monkeypatch.setattr("itnet_kernels.exact.triton_pairs.WORKSPACE_BYTES", 1)
+    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", 1)
     actual = problem_.to(torch.float32).run_backward("triton")
     same(actual, problem_.run_backward("reference"), 1e-5)
 
@@ -125,14 +125,14 @@ def test_frozen_positions_and_measure(problem, same):
 def test_few_products_for_w2(problem, same, monkeypatch):
     """Four chunks of 16 queries add to dW2 at once."""
     problem_ = problem(n=64, batch=1, heads=1, head_dim=16, width=32)
-    monkeypatch.setattr("itnet_kernels.exact.triton_pairs.WORKSPACE_BYTES", 2**19)
+    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", 2**19)
     shapes = []
 
     def record(left, right):
         shapes.append(tuple(left.shape))
         return left @ right
 
-    monkeypatch.setattr("itnet_kernels.exact.triton_pairs.float32_product", record)
+    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.float32_product", record)
     actual = problem_.to(torch.float32).run_backward("triton")
     assert [shape for shape in shapes if shape[1] == 32 * 16] == [(1, 32 * 16, 64)]
     same(actual, problem_.run_backward("reference"), 1e-5)

@@ -1,20 +1,25 @@
 """The package as a kernel repository of the Hub, loaded the way Transformers would."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import itnet_kernels
-from itnet_kernels.hub import write_kernel_repository
 
 kernels = pytest.importorskip("kernels", reason="the kernels package is not installed")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "kernels" / "hub_repository.py"
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    return write_kernel_repository(tmp_path_factory.mktemp("kernel"))
+    folder = tmp_path_factory.mktemp("kernel")
+    subprocess.run([sys.executable, SCRIPT, folder], check=True)
+    return folder
 
 
 def test_layout(repository):

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton", reason="the triton package is not installed")
 
-from itnet_kernels.exact.triton_backward import itnet_bwd_kernel
-from itnet_kernels.exact.triton_configs import (
+from itnet_kernels.exact.triton.backward import itnet_bwd_kernel
+from itnet_kernels.exact.triton.configs import (
     BACKWARD,
     FORWARD,
     KEY_MULTIPLE,
@@ -18,7 +18,7 @@ from itnet_kernels.exact.triton_configs import (
     size_class,
     suitable_settings,
 )
-from itnet_kernels.exact.triton_forward import itnet_fwd_kernel
+from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
 
 FAMILIES = [FORWARD, BACKWARD]
 HOPPER = Problem(head_dim=64, itemsize=2, major=9, shared_limit=232448)

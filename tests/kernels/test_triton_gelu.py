@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the triton package is not installed")
 
-from itnet_kernels.exact.triton_gelu import TANH_CUBIC, TANH_LINEAR
+from itnet_kernels.exact.triton.gelu import TANH_CUBIC, TANH_LINEAR
 
 X = torch.linspace(-30, 30, 600_001, dtype=torch.float64)
 TANH_APPROX_ERROR = 2.0**-11  # relative, of the instruction tanh.approx.f32 (PTX ISA)
@@ -41,7 +41,7 @@ def test_coefficients_are_the_best_of_their_form():
 
 KERNEL = """
 import torch, triton, triton.language as tl
-from itnet_kernels.exact.triton_gelu import gelu_gate, gelu_slope
+from itnet_kernels.exact.triton.gelu import gelu_gate, gelu_slope
 
 @triton.jit
 def kernel(p_x, p_value, p_slope, N: tl.constexpr, FORM: tl.constexpr):

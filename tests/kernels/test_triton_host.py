@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="the triton package is not installed")
 
-from itnet_kernels.exact.triton_pairs import dot_precision, float32_product
+from itnet_kernels.exact.triton.pairs import dot_precision, float32_product
 from itnet_kernels.integral_transform import resolve_backend
 
 CUDA = torch.device("cuda")

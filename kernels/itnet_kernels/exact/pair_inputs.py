@@ -52,9 +52,13 @@ class PairInputs(NamedTuple):
         """The measure [B, n_k]."""
         return uniform_measure(self.keys) if self.measure is None else self.measure
 
-    def of_set(self, names: tuple[str, ...], index: int) -> list[Tensor]:
-        """What belongs to a set of positions, of the arguments with these names."""
-        return [of_set(getattr(self, name), index) for name in names]
+    @property
+    def has_frequencies(self) -> bool:
+        return len(self.frequencies) > 0
+
+    def position_set(self, index: int) -> list[Tensor]:
+        """x, y, gamma(x) and gamma(y) of a set of positions: [n, .] each."""
+        return [of_set(getattr(self, name), index) for name in POSITIONS]
 
     def known_displacements(self, index: int) -> Displacements | None:
         """Those of a set of positions, if they are given and there is a lattice."""

@@ -105,7 +105,7 @@ pair_sum.register_autograd(_backward, setup_context=_setup_context)
 def _evaluator(inputs: PairInputs):
     """What evaluates the sum: an object with ``forward()`` and ``backward(grad_out, names)``."""
     if inputs.backend == "triton":
-        from .triton_pairs import TritonPairs  # imports triton, which may not be installed
+        from .triton.pairs import TritonPairs  # imports triton, which may not be installed
 
         return TritonPairs(inputs)
     return PairTiles(inputs)

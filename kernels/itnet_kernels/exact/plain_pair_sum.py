@@ -45,7 +45,7 @@ def plain_tile(inputs: PairInputs, last_visible: int) -> Tensor:
     if inputs.has_position_bias:
         x, y, gamma_x, gamma_y = (getattr(inputs, name) for name in POSITIONS)
         keys_of_all = y.unsqueeze(1), gamma_x, gamma_y.unsqueeze(1)
-        bias = position_term(x, *keys_of_all, inputs.position_weights, len(inputs.frequencies) > 0)
+        bias = position_term(x, *keys_of_all, inputs.position_weights, inputs.has_frequencies)
         hidden = hidden + bias.to(row.dtype).unsqueeze(1)
     hidden = gelu(hidden)
     if inputs.w_mid is not None:

@@ -12,7 +12,7 @@ from ..positions import Displacements
 
 
 class PositionBias:
-    """P for one set of positions: ``tile(start, stop)`` is [stop - start, w, n_k]."""
+    """P for one set of positions: ``tile(rows)`` is that of some queries, [t, w, n_k]."""
 
     def __init__(
         self,
@@ -40,23 +40,23 @@ class PositionBias:
             return relative @ features[:, :-1].T
         return torch.cat([relative, distance], dim=1) @ features.T
 
-    def tile(self, start: int, stop: int) -> Tensor:
+    def tile(self, rows: slice) -> Tensor:
         if self.displacements is None:
-            where = (self.x[start:stop], self.y, self.gamma_x[start:stop], self.gamma_y)
+            where = (self.x[rows], self.y, self.gamma_x[rows], self.gamma_y)
             term = position_term(*where, self.weights, self.has_frequencies, in_place=True)
-            return term.expand(stop - start, -1, -1)
-        rows = self.displacements.rows(start, stop)  # [t, n_k]
-        bias = self.table.index_select(1, rows.flatten()).view(-1, *rows.shape).transpose(0, 1)  # [t, w, n_k]
+            return term.expand(rows.stop - rows.start, -1, -1)
+        numbers = self.displacements.numbers(rows)  # [t, n_k]
+        bias = self.table.index_select(1, numbers.flatten()).view(-1, *numbers.shape).transpose(0, 1)  # [t, w, n_k]
         out = torch.empty_like(bias, memory_format=torch.contiguous_format)
         return out.copy_(bias) if self.key_term is None else torch.add(bias, self.key_term, out=out)
 
-    def backward(self, start: int, stop: int, grad: Tensor, grads: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def backward(self, rows: slice, grad: Tensor, grads: dict[str, Tensor], dtype: torch.dtype) -> None:
         """Adds the tile's part to every gradient in ``grads``, given dL/dP [t, w, n_k]. Always in the bilinear form.
 
         ``grads`` go by the names of :class:`PairInputs`, and hold positions and features or none of them. Products
         with dL/dP are taken in ``dtype``.
         """
-        rows, (w_y, w_relative, w_distance) = slice(start, stop), self.weights
+        w_y, w_relative, w_distance = self.weights
         needs_positions = "key_positions" in grads
         factors = key_factors(self.weights, self.gamma_x[rows], self.has_frequencies)
         if factors is not None:

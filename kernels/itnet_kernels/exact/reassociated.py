@@ -15,37 +15,11 @@ import torch
 from torch import Tensor
 
 from ..first_layer import row_term
-from ..measure import over_mass, prefix_sum, visible_mass
+from ..measure import over_mass, visible_sum
 from ..positions import Coordinates
 from ..transforms import is_transformed
 from ..weights import KernelWeights, split_input_weights
 from .pair_inputs import PairInputs
-from .pair_sum import pair_sum
-from .plain_pair_sum import plain_pair_sum
-
-
-def reassociated_transform(
-    queries: Tensor,  # [B, n_q, H, d_h]
-    keys: Tensor,  # [B, n_k, H, d_h]
-    x: Coordinates,  # of the queries
-    y: Coordinates,  # of the keys
-    weights: KernelWeights,
-    measure: Tensor | None,  # [B, n_k]
-    is_causal: bool,
-    backend: str,
-) -> Tensor:
-    """Same value and gradients as :func:`reference_transform`; [B, n_q, H, d_h]."""
-    out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
-    operand_dtype = matmul_dtype(queries)
-    with torch.autocast(queries.device.type, enabled=False):
-        queries, keys, weights = queries.to(dtype), keys.to(dtype), weights.to(dtype)
-        measure = None if measure is None else measure.to(dtype)
-        inputs = pair_inputs(queries, keys, x, y, weights, measure, is_causal, operand_dtype, backend)
-        out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
-        out = out + _bias_term(keys, weights.b2, inputs.omega, queries.shape[1], is_causal)
-        if is_causal:
-            out = over_mass(out, visible_mass(inputs.omega, queries.shape[1])[..., None, None])
-        return out.to(out_dtype)
 
 
 def matmul_dtype(features: Tensor) -> torch.dtype:
@@ -56,31 +30,34 @@ def matmul_dtype(features: Tensor) -> torch.dtype:
     return features.dtype
 
 
-def _bias_term(keys: Tensor, b2: Tensor, measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
-    """b2 ubar: [B, n_q or 1, H, d_h]."""
-    weighted = keys * measure[..., None, None]
-    mean = prefix_sum(weighted)[:, keys.shape[1] - num_queries :] if is_causal else weighted.sum(1, keepdim=True)
-    head_dim = keys.shape[-1]
-    matrices = b2.unflatten(-1, (head_dim, head_dim)).expand(keys.shape[2], -1, -1)  # [H, a, c]
-    return torch.einsum("hac,bihc->biha", matrices, mean)
-
-
-def pair_inputs(queries, keys, x, y, weights, measure, is_causal, operand_dtype, backend) -> PairInputs:
-    """What the sum over pairs takes: prepares everything that is linear in n."""
+def prepare(
+    queries: Tensor,  # [B, n_q, H, d_h]
+    keys: Tensor,  # [B, n_k, H, d_h]
+    x: Coordinates,  # of the queries
+    y: Coordinates,  # of the keys
+    weights: KernelWeights,
+    measure: Tensor | None,  # [B, n_k]
+    is_causal: bool,
+    operand_dtype: torch.dtype,
+    backend: str,
+) -> PairInputs:
+    """What the sum over pairs takes: everything that is linear in n, in float32 at least."""
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    queries, keys, weights = queries.to(dtype), keys.to(dtype), weights.to(dtype)
     num_heads, head_dim = queries.shape[2:]
     width = weights.w1.shape[0]
     columns = split_input_weights(weights, head_dim)
-    gamma_x, gamma_y = (coordinates.features_in(queries.dtype) for coordinates in (x, y))
+    gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
     w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
     has_displacements = columns["x-y"] is not None or columns["distance"] is not None
     # The triton backend needs no lattice: finding one waits for the device.
     wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
-    displacements, index = y.lattice(queries.dtype, x) if wants_lattice else (None, None)
+    displacements, index = y.lattice(dtype, x) if wants_lattice else (None, None)
     return PairInputs(
         queries=queries,
         keys=keys,
         row=row_term(weights, columns, gamma_x, queries).expand(*queries.shape[:3], width),
-        measure=measure,
+        measure=None if measure is None else measure.to(dtype),
         query_positions=x.exact,
         key_positions=y.exact,
         query_features=gamma_x,
@@ -100,3 +77,13 @@ def pair_inputs(queries, keys, x, y, weights, measure, is_causal, operand_dtype,
         operand_dtype=operand_dtype,
         backend=backend,
     )
+
+
+def finish(out: Tensor, inputs: PairInputs, b2: Tensor) -> Tensor:
+    """The operator from its sum over pairs: adds b2 ubar and normalises a causal one. [B, n_q, H, d_h]."""
+    _, num_queries, num_heads, head_dim = out.shape
+    omega = inputs.omega[..., None, None]
+    mean = visible_sum(inputs.keys * omega, num_queries) if inputs.is_causal else (inputs.keys * omega).sum(1, True)
+    matrices = b2.to(out.dtype).unflatten(-1, (head_dim, head_dim)).expand(num_heads, -1, -1)  # [H, a, c]
+    out = out + torch.einsum("hac,bihc->biha", matrices, mean)
+    return over_mass(out, visible_sum(omega, num_queries)) if inputs.is_causal else out

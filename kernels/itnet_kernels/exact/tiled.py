@@ -1,5 +1,6 @@
 """Evaluation of the sum over pairs, forward and backward, one tile of (head, sample, query, key) at a time."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import Displacements, find_displacements, of_set
+from ..positions import find_displacements, of_set
 from .pair_inputs import POSITIONS, PairInputs
 from .position_bias import PositionBias
 
@@ -19,7 +20,6 @@ _TILE_KEYS = 512
 _MOMENT_ELEMENTS = 2**21
 # Elements of the position bias of one query tile over all keys.
 _BIAS_ELEMENTS = 2**23
-
 # Arguments that are kept in the layout [H, B, n, .]; elsewhere it is [B, n, H, .].
 _HEAD_MAJOR = ("queries", "keys", "row")
 
@@ -29,7 +29,10 @@ _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 
 
 class PairTiles:
-    """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample."""
+    """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample.
+
+    In the comments, a tile has t queries (``rows``) and m keys (``columns``) of g groups: heads times samples.
+    """
 
     def __init__(self, inputs: PairInputs):
         self.inputs = inputs
@@ -42,6 +45,8 @@ class PairTiles:
         self.w_mid, self.b_mid = inputs.w_mid, inputs.b_mid
         self.num_heads, self.batch, self.num_queries, self.head_dim = self.queries.shape
         self.num_keys, self.width = self.keys.shape[2], self.row.shape[3]
+        # Query i of a causal sum sees the keys j <= i + offset.
+        self.offset = self.num_keys - self.num_queries if inputs.is_causal else None
         # The content columns of the first GEMM, and one column for q_i[k] against a row of ones.
         self.has_content = self.w_key is not None or self.w_product is not None
         ones = self.keys.new_ones(*self.keys.shape[:3], 1)
@@ -49,16 +54,28 @@ class PairTiles:
         self._buffers: dict[str, Tensor] = {}
 
     def forward(self) -> Tensor:
+        """[B, n_q, H, d_h]."""
         out = torch.empty_like(self.queries)
         for bias, samples in self._position_sets():
-            for start, stop in self._query_tiles():
-                tile_bias = bias.tile(start, stop).flatten(0, 1) if bias is not None else None  # [t * w, n_k]
-                for heads, batch in self._groups(samples, stop - start):
-                    moments = self._moments(heads, batch, start, stop, tile_bias)
-                    out[heads, batch, start:stop] = self._contract(moments, heads, start, stop)
+            for rows in self._query_tiles():
+                tile_bias = bias.tile(rows).flatten(0, 1) if bias is not None else None  # [t * w, n_k]
+                for heads, batch in self._groups(samples, rows):
+                    moments = self._by_head(self._moments(heads, batch, rows, tile_bias), heads)
+                    contracted = moments @ self.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
+                    out[heads, batch, rows] = contracted.unflatten(1, (-1, rows.stop - rows.start))
         return out.permute(1, 2, 0, 3)
 
-    # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group -> key tiles
+    def _moments(self, heads: slice, batch: slice, rows: slice, tile_bias: Tensor | None) -> Tensor:
+        """A_i[k, c]: [g, t * w, d_h]."""
+        virtual = self._virtual_queries(heads, batch, rows)
+        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
+        moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)
+        for chunk, columns in self._pair_tiles(virtual, rows):
+            pre, _ = self._pre_activation(virtual[chunk], keys[chunk, columns], tile_bias, rows, columns)
+            _accumulate(moments[chunk], _gelu_(pre), values[chunk, columns], columns)
+        return moments
+
+    # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group and key tiles
 
     def _position_sets(self, per_sample: bool = False) -> Iterator[tuple[PositionBias | None, slice]]:
         """(bias, samples it holds for): one set if the batch shares its positions, otherwise one per sample.
@@ -72,51 +89,32 @@ class PairTiles:
         positions = inputs.query_positions, inputs.key_positions
         shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in positions)
         for index in range(1 if shared else self.batch):
-            where = inputs.of_set(POSITIONS, index)
-            bias = PositionBias(
-                *where, inputs.position_weights, len(inputs.frequencies) > 0, self._displacements(index)
-            )
+            x, y, *features = inputs.position_set(index)
+            displacements = None
+            if inputs.displacement_index is not None:
+                displacements = inputs.known_displacements(index)
+            elif inputs.w_relative is not None or inputs.w_distance is not None:
+                displacements = find_displacements(x, y, inputs.frequencies, self.keys.dtype)
+            bias = PositionBias(x, y, *features, inputs.position_weights, inputs.has_frequencies, displacements)
             yield bias, slice(0, self.batch) if shared else slice(index, index + 1)
 
-    def _displacements(self, index: int) -> Displacements | None:
-        inputs = self.inputs
-        if inputs.w_relative is None and inputs.w_distance is None:
-            return None
-        if inputs.displacement_index is not None:
-            return inputs.known_displacements(index)
-        x, y = inputs.of_set(POSITIONS[:2], index)
-        return find_displacements(x, y, inputs.frequencies, self.keys.dtype)
-
-    def _query_tiles(self) -> Iterator[tuple[int, int]]:
+    def _query_tiles(self) -> Iterator[slice]:
         per_query = self.width * min(self.num_keys, _TILE_KEYS)
-        size = max(1, min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys)))
-        for start in range(0, self.num_queries, size):
-            yield start, min(start + size, self.num_queries)
+        size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys))
+        return _slices(0, self.num_queries, size)
 
-    def _key_tiles(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        end = self.num_keys
-        if self.inputs.is_causal:  # query i sees keys j <= i + n_k - n_q
-            end = stop + self.num_keys - self.num_queries
-        for first in range(0, end, _TILE_KEYS):
-            yield first, min(first + _TILE_KEYS, end)
-
-    def _groups(self, samples: slice, tile: int) -> Iterator[tuple[slice, slice]]:
+    def _groups(self, samples: slice, rows: slice) -> Iterator[tuple[slice, slice]]:
         """Slices of heads and of samples whose moments meet W2 together."""
-        limit = max(1, _MOMENT_ELEMENTS // (tile * self.width * self.head_dim))
+        limit = max(1, _MOMENT_ELEMENTS // ((rows.stop - rows.start) * self.width * self.head_dim))
         in_batch = min(limit, samples.stop - samples.start)
-        in_heads = max(1, min(limit // in_batch, self.num_heads))
-        for head in range(0, self.num_heads, in_heads):
-            for first in range(samples.start, samples.stop, in_batch):
-                yield (
-                    slice(head, min(head + in_heads, self.num_heads)),
-                    slice(first, min(first + in_batch, samples.stop)),
-                )
+        in_heads = min(limit // in_batch, self.num_heads)
+        return itertools.product(_slices(0, self.num_heads, in_heads), _slices(samples.start, samples.stop, in_batch))
 
-    def _chunks(self, groups: int, tile: int) -> Iterator[slice]:
-        """Slices of a group that make one tile of pre-activations: one batched product."""
-        size = max(1, _TILE_ELEMENTS // (tile * self.width * min(self.num_keys, _TILE_KEYS)))
-        for first in range(0, groups, size):
-            yield slice(first, min(first + size, groups))
+    def _pair_tiles(self, virtual: Tensor, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """Slices of a group and of keys that make one tile of pre-activations: one batched product."""
+        size = _TILE_ELEMENTS // (virtual.shape[1] * min(self.num_keys, _TILE_KEYS))
+        end = self.num_keys if self.offset is None else rows.stop + self.offset
+        return itertools.product(_slices(0, len(virtual), size), _slices(0, end, _TILE_KEYS))
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
@@ -125,69 +123,38 @@ class PairTiles:
             self._buffers[name] = self.keys.new_empty(size)
         return self._buffers[name][:size].view(shape)
 
-    # The pieces of a tile. g: groups = heads x samples of the slice; t: queries of the tile
+    # The pieces of a tile
 
-    def _virtual_queries(self, heads: slice, batch: slice, start: int, stop: int) -> Tensor:
+    def _virtual_queries(self, heads: slice, batch: slice, rows: slice) -> Tensor:
         """[Q_i[k]; q_i[k]]: [g, t * w, d_h + 1] (only q without content groups)."""
-        row = self.row[heads, batch, start:stop].unsqueeze(-1)  # [., ., t, w, 1]
+        row = self.row[heads, batch, rows].unsqueeze(-1)  # [., ., t, w, 1]
         if not self.has_content:
-            return row.reshape(-1, (stop - start) * self.width, 1)
+            return row.reshape(-1, row.shape[2] * self.width, 1)
         out = self._buffer("virtual", *row.shape[:-1], self.head_dim + 1)
         content, last = out.split([self.head_dim, 1], dim=-1)
         if self.w_product is None:
             content.copy_(self.w_key.expand_as(content))
         else:
-            queries = self.queries[heads, batch, start:stop].unsqueeze(-2)
+            queries = self.queries[heads, batch, rows].unsqueeze(-2)
             constant = self.w_product.new_zeros(()) if self.w_key is None else self.w_key
             torch.addcmul(constant, self.w_product, queries, out=content)
         last.copy_(row)
-        return out.view(-1, (stop - start) * self.width, self.head_dim + 1)
+        return out.view(-1, row.shape[2] * self.width, self.head_dim + 1)
 
-    def _pre_activation(self, virtual: Tensor, keys: Tensor, tile_bias: Tensor | None) -> Tensor:
-        """pre_ij[k]: virtual [g, t * w, d_h + 1], keys [g, m, d_h + 1] -> [g, t * w, m]."""
-        out = self._buffer("pre", *virtual.shape[:2], keys.shape[1])
-        return _product(tile_bias, virtual, keys.mT, out)
-
-    def _mix_hidden(self, hidden: Tensor) -> Tensor:
-        """Second hidden layer before its GELU: W_mid h + b_mid over the k index of [g, t * w, m]."""
-        mixed = self.w_mid @ hidden.unflatten(1, (-1, self.width))  # [g, t, w, m]
-        return mixed.add_(self.b_mid[:, None]).flatten(1, 2)
-
-    def _hide_future(self, pre: Tensor, start: int, stop: int, first: int, last: int) -> Tensor:
-        """Causal mask in place: GELU and its derivative are exactly 0 far below zero."""
-        offset = self.num_keys - self.num_queries
-        if self.inputs.is_causal and last - 1 > start + offset:
-            query = torch.arange(start, stop, device=pre.device)[:, None] + offset
-            hidden = torch.arange(first, last, device=pre.device) > query  # [t, m]
-            pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
-        return pre
-
-    def _final_pre_activation(
-        self, virtual, keys, tile_bias, start, stop, first, last
-    ) -> tuple[Tensor, Tensor | None]:
-        """Pre-activation of the last hidden layer, and of the first one if there are two."""
-        bias = tile_bias[:, first:last] if tile_bias is not None else None
-        pre = self._pre_activation(virtual, keys[:, first:last], bias)
+    def _pre_activation(self, virtual, keys, tile_bias, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+        """Pre-activation of the last hidden layer, and of the first one if there are two: [g, t * w, m]."""
+        bias = tile_bias[:, columns] if tile_bias is not None else None
+        pre = _product(bias, virtual, keys.mT, self._buffer("pre", *virtual.shape[:2], keys.shape[1]))
         early = None
-        if self.w_mid is not None:
-            early, pre = pre, self._mix_hidden(torch.nn.functional.gelu(pre))
-        return self._hide_future(pre, start, stop, first, last), early
-
-    def _moments(self, heads, batch, start, stop, tile_bias) -> Tensor:
-        """A_i[k, c]: [g, t * w, d_h]."""
-        virtual = self._virtual_queries(heads, batch, start, stop)
-        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
-        moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)
-        for chunk in self._chunks(len(virtual), stop - start):
-            for first, last in self._key_tiles(start, stop):
-                pre, _ = self._final_pre_activation(virtual[chunk], keys[chunk], tile_bias, start, stop, first, last)
-                _accumulate(moments[chunk], _gelu_(pre), values[chunk, first:last], first)
-        return moments
-
-    def _contract(self, moments: Tensor, heads: slice, start: int, stop: int) -> Tensor:
-        """sum_{k,c} W2[(a, c), k] A_i[k, c]: [g, t * w, d_h] -> [heads, samples, t, d_h]."""
-        out = self._by_head(moments, heads) @ self.w2[heads]
-        return out.unflatten(1, (-1, stop - start))
+        if self.w_mid is not None:  # W_mid h + b_mid
+            early, mixed = pre, self.w_mid @ gelu(pre).unflatten(1, (-1, self.width))  # [g, t, w, m]
+            pre = mixed.add_(self.b_mid[:, None]).flatten(1, 2)
+        if self.offset is not None and columns.stop - 1 > rows.start + self.offset:
+            query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (rows, columns))
+            hidden = key > query[:, None] + self.offset  # [t, m]
+            # GELU and its derivative are exactly 0 far below zero.
+            pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
+        return pre, early
 
     def _by_head(self, moments: Tensor, heads: slice) -> Tensor:
         """[g, t * w, d_h] -> [heads, samples * t, w * d_h], the layout that meets W2."""
@@ -205,26 +172,24 @@ class PairTiles:
         grads |= own | {"row": self.keys.new_zeros(self.row.shape)}
         for index, (bias, samples) in enumerate(self._position_sets(per_sample=needs_positions)):
             of_this_set = grads | {name: of_set(grads[name], index) for name in POSITIONS if needs_positions}
-            for start, stop in self._query_tiles():
+            for rows in self._query_tiles():
                 tile_bias = grad_bias = None
                 if bias is not None:
-                    tile_bias = bias.tile(start, stop).flatten(0, 1)
+                    tile_bias = bias.tile(rows).flatten(0, 1)
                     grad_bias = torch.zeros_like(tile_bias)
-                for heads, batch in self._groups(samples, stop - start):
-                    where = (heads, batch, slice(start, stop))
+                for heads, batch in self._groups(samples, rows):
+                    where = (heads, batch, rows)
                     self._tile_backward(where, upstream[where], tile_bias, grad_bias, grads)
                 if bias is not None:
-                    grad_bias = grad_bias.unflatten(0, (-1, self.width))
-                    bias.backward(start, stop, grad_bias, of_this_set, self.keys.dtype)
+                    bias.backward(rows, grad_bias.unflatten(0, (-1, self.width)), of_this_set, self.keys.dtype)
         grad_values = grads.pop("values")
         grads["measure"] = (grad_values * self.keys).sum((0, 3))
         grads["keys"] += grad_values * self.measure
         return grads | {name: grads[name].permute(1, 2, 0, 3) for name in _HEAD_MAJOR}
 
     def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: dict[str, Tensor]) -> None:
-        heads, batch, queries = where
-        start, stop = queries.start, queries.stop
-        virtual = self._virtual_queries(heads, batch, start, stop)
+        heads, batch, rows = where
+        virtual = self._virtual_queries(*where)
         keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
         upstream = upstream.flatten(1, 2)  # [heads, samples * t, d_h]
         grad_moments = self._buffer("grad_moments", *upstream.shape[:2], self.w2.shape[1])
@@ -233,27 +198,24 @@ class PairTiles:
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
         grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
-        grad_keys, grad_values = grads["keys"][heads, batch].flatten(0, 1), grads["values"][heads, batch].flatten(0, 1)
-        for chunk in self._chunks(len(virtual), stop - start):
-            for first, last in self._key_tiles(start, stop):
-                value = values[chunk, first:last]
-                pre, early = self._final_pre_activation(
-                    virtual[chunk], keys[chunk], tile_bias, start, stop, first, last
-                )
-                # dL/dh, then dL/dpre in place: [g, t * w, m]
-                grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
-                hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
-                _accumulate(moments[chunk], hidden, value, first)
-                grad_values[chunk, first:last] += hidden.mT @ grad_moments[chunk]
-                _gelu_backward(grad, pre, approximate="none", grad_input=grad)
-                if early is not None:
-                    grad = self._mix_backward(grad, early, grads)
-                grad_row[chunk] = grad.sum(-1) if first == 0 else grad_row[chunk] + grad.sum(-1)
-                if self.has_content:
-                    _accumulate(grad_virtual[chunk], grad, keys[chunk, first:last, :-1], first)
-                    grad_keys[chunk, first:last] += grad.mT @ virtual[chunk, :, :-1]
-                if grad_bias is not None:
-                    grad_bias[:, first:last] += grad.sum(0) if len(grad) > 1 else grad[0]
+        grad_keys, grad_values = (grads[name][heads, batch].flatten(0, 1) for name in ("keys", "values"))
+        for chunk, columns in self._pair_tiles(virtual, rows):
+            value = values[chunk, columns]
+            pre, early = self._pre_activation(virtual[chunk], keys[chunk, columns], tile_bias, rows, columns)
+            # dL/dh, then dL/dpre in place: [g, t * w, m]
+            grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
+            hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
+            _accumulate(moments[chunk], hidden, value, columns)
+            grad_values[chunk, columns] += hidden.mT @ grad_moments[chunk]
+            _gelu_backward(grad, pre, approximate="none", grad_input=grad)
+            if early is not None:
+                grad = self._mix_backward(grad, early, grads)
+            grad_row[chunk] = grad.sum(-1) if columns.start == 0 else grad_row[chunk] + grad.sum(-1)
+            if self.has_content:
+                _accumulate(grad_virtual[chunk], grad, keys[chunk, columns, :-1], columns)
+                grad_keys[chunk, columns] += grad.mT @ virtual[chunk, :, :-1]
+            if grad_bias is not None:
+                grad_bias[:, columns] += grad.sum(0) if len(grad) > 1 else grad[0]
         grads["w2"][heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
         grads["row"][where] = grad_row.view_as(grads["row"][where])
         self._virtual_backward(where, grad_virtual, grads)
@@ -279,9 +241,15 @@ class PairTiles:
             grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
 
 
-def _accumulate(total: Tensor, left: Tensor, right: Tensor, first: int) -> None:
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Neighbouring slices of at most ``size``, or of 1 if that is less."""
+    size = max(1, size)
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> None:
     """total += left @ right, where the first key tile overwrites what ``total`` held."""
-    _product(total if first > 0 else None, left, right, total)
+    _product(total if columns.start > 0 else None, left, right, total)
 
 
 def _product(start: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..measure import over_mass, uniform_measure, visible_mass
+from ..measure import over_mass, uniform_measure, visible_sum
 from ..positions import Coordinates
 from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
 from ..weights import KernelWeights
@@ -58,6 +58,6 @@ def monte_carlo_transform(
         check_causal(num_queries, num_keys)
         last = torch.arange(num_keys - num_queries, num_keys, device=u.device)  # last visible key of each query
         visible = indices <= last[:, None]
-        drawn = over_mass(drawn * visible, visible_mass(measure, num_queries).unsqueeze(-1))
+        drawn = over_mass(drawn * visible, visible_sum(measure, num_queries).unsqueeze(-1))
     coefficients = drawn / (indices.shape[2] * probabilities)
     return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)

@@ -1,4 +1,4 @@
-"""Writes this package as a kernel repository for the Hugging Face Hub: ``python -m itnet_kernels.hub FOLDER``.
+"""Writes itnet_kernels as a kernel repository for the Hugging Face Hub: ``python kernels/hub_repository.py FOLDER``.
 
 The layout is that of a kernel without compiled parts, which ``kernels.get_kernel`` and ``get_local_kernel`` load:
 
@@ -31,8 +31,8 @@ backends = [{backends}]
 
 def write_kernel_repository(folder: Path) -> Path:
     """Writes the repository and returns its path. Existing sources in it are replaced."""
-    package = Path(__file__).parent
-    sources = [path.relative_to(package) for path in sorted(package.rglob("*.py")) if path != Path(__file__)]
+    package = Path(__file__).parent / "itnet_kernels"
+    sources = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
     digest = hashlib.sha256(
         b"".join(path.as_posix().encode() + (package / path).read_bytes() for path in sources)
     ).hexdigest()
@@ -40,7 +40,7 @@ def write_kernel_repository(folder: Path) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         for path in sources:
-            (target / path).parent.mkdir(exist_ok=True)
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(package / path, target / path)
     metadata = {
         "name": NAME,
@@ -61,7 +61,7 @@ def write_kernel_repository(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m itnet_kernels.hub", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     print(write_kernel_repository(parser.parse_args().folder))
 

@@ -9,72 +9,8 @@ Per tile of rows (position, hidden unit) and keys, with s = pre/2 recomputed as 
 Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by the host in a fixed order.
 """
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the triton backend needs the triton package: pip install triton") from error
-
-from .triton_configs import BACKWARD, autotune
-from .triton_gelu import gelu_gate, gelu_slope
-
-
-@triton.jit
-def _bwd_keys(
-    b_acc,  # [ROWS, D]
-    b_dqv,  # [ROWS, D]
-    b_dq,  # [ROWS]
-    b_qv,  # [ROWS, D]
-    b_q,  # [ROWS] float32
-    b_range,
-    b_da,  # [ROWS, D]
-    p_keys,
-    p_values,
-    p_measure,
-    p_bias,
-    p_dbias,
-    p_dkeys,
-    p_dmeasure,
-    o_bias,  # [ROWS, BK]
-    m_row,  # [ROWS]
-    end,
-    D: tl.constexpr,
-    BK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    NEEDS_MEASURE: tl.constexpr,
-    GELU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    o_k = tl.arange(0, BK)
-    o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
-    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile
-    for j in tl.range(0, end, BK):
-        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
-        b_v = tl.load(p_values + j * D + o_kd)
-        b_s = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])
-        if HAS_BIAS:
-            b_s += b_p.to(tl.float32) * b_range
-        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
-        b_dh = tl.dot(b_da, tl.trans(b_v), input_precision=PRECISION)  # [ROWS, BK]
-        b_t = gelu_gate(b_s, GELU)
-        b_h = b_s * b_t + b_s
-        b_ds = b_dh * gelu_slope(b_s, b_t, GELU)
-        b_dq += tl.sum(b_ds, 1)
-        b_h, b_ds = b_h.to(b_u.dtype), b_ds.to(b_u.dtype)
-        b_acc = tl.dot(b_h, b_v, b_acc, input_precision=PRECISION)
-        b_dqv = tl.dot(b_ds, b_u, b_dqv, input_precision=PRECISION)
-        b_du = tl.dot(tl.trans(b_h), b_da, input_precision=PRECISION)  # [BK, D]
-        if NEEDS_MEASURE:
-            tl.store(p_dmeasure + j + o_k, tl.sum(b_du * b_u, 1))
-        b_weight = tl.load(p_measure + j + o_k)
-        # Doubled, because a plain sum would make the first product the accumulator of the second, and Triton has
-        # both warp groups compute such a product whole.
-        b_du = 2.0 * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (2.0 * b_weight)[:, None] * b_du
-        tl.store(p_dkeys + j * D + o_kd, b_du)
-        if HAS_BIAS:
-            tl.store(p_dbias + j + o_bias, b_ds, mask=m_row[:, None])
-            b_p = tl.load(p_bias + (j + BK) + o_bias)
-    return b_acc, b_dqv, b_dq
+from .configs import BACKWARD, autotune
+from .gelu import gelu_gate, gelu_slope, tl, triton
 
 
 @autotune(BACKWARD)
@@ -109,7 +45,7 @@ def itnet_bwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
-    size,  # triton_configs.size_class of the launch: only autotuning looks at it
+    size,  # configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
     BP: tl.constexpr,
@@ -156,10 +92,36 @@ def itnet_bwd_kernel(
     end = num_keys
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
         end = tl.minimum(i_first + BP, num_queries) + causal_offset
-    b_acc, b_dqv, b_dq = _bwd_keys(
-        b_acc, b_dqv, b_dq, b_qv, b_q, tl.load(p_range), b_da, p_keys, p_values, p_measure, p_bias, p_dbias, p_dkeys,
-        p_dmeasure, o_bias, m_row, end, D, BK, HAS_BIAS, NEEDS_MEASURE, GELU, PRECISION,
-    )  # fmt: skip
+    b_range = tl.load(p_range)
+    o_k = tl.arange(0, BK)
+    o_kd = o_k[:, None] * D + o_d
+    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile
+    for j in tl.range(0, end, BK):
+        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
+        b_v = tl.load(p_values + j * D + o_kd)
+        b_s = tl.broadcast_to(b_q[:, None], [ROWS, BK])
+        if HAS_BIAS:
+            b_s += b_p.to(tl.float32) * b_range
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
+        b_dh = tl.dot(b_da, tl.trans(b_v), input_precision=PRECISION)  # [ROWS, BK]
+        b_t = gelu_gate(b_s, GELU)
+        b_h = b_s * b_t + b_s
+        b_ds = b_dh * gelu_slope(b_s, b_t, GELU)
+        b_dq += tl.sum(b_ds, 1)
+        b_h, b_ds = b_h.to(b_u.dtype), b_ds.to(b_u.dtype)
+        b_acc = tl.dot(b_h, b_v, b_acc, input_precision=PRECISION)
+        b_dqv = tl.dot(b_ds, b_u, b_dqv, input_precision=PRECISION)
+        b_du = tl.dot(tl.trans(b_h), b_da, input_precision=PRECISION)  # [BK, D]
+        if NEEDS_MEASURE:
+            tl.store(p_dmeasure + j + o_k, tl.sum(b_du * b_u, 1))
+        b_weight = tl.load(p_measure + j + o_k)
+        # Doubled, because a plain sum would make the first product the accumulator of the second, and Triton has
+        # both warp groups compute such a product whole.
+        b_du = 2.0 * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (2.0 * b_weight)[:, None] * b_du
+        tl.store(p_dkeys + j * D + o_kd, b_du)
+        if HAS_BIAS:
+            tl.store(p_dbias + j + o_bias, b_ds, mask=m_row[:, None])
+            b_p = tl.load(p_bias + (j + BK) + o_bias)
 
     scale = tl.load(p_scale + i_group % samples)
     tl.store(

@@ -16,12 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from .triton_sizes import TRITON_HEAD_DIMS
-
-try:
-    import triton
-except ImportError as error:
-    raise ImportError("the triton backend needs the triton package: pip install triton") from error
+from .gelu import triton
+from .sizes import TRITON_HEAD_DIMS
 
 
 class TileConfig(NamedTuple):

@@ -14,9 +14,9 @@ float16 (which serves bfloat16 operands too: three more bits at the same width) 
 import torch
 from torch import Tensor
 
-from ..first_layer import key_factors, length
-from ..positions import of_set
-from .pair_inputs import POSITIONS, PairInputs
+from ...first_layer import key_factors, length
+from ...positions import of_set
+from ..pair_inputs import PairInputs
 
 _LARGEST = 2.0**14  # of half of P over its range
 HIDDEN = -65504.0  # stored for a key that its query must not see; GELU and its slope are exactly 0 there
@@ -30,7 +30,7 @@ class TritonBias:
         self.inputs, self.weights = inputs, inputs.position_weights
         self.dtype = dtype
         has_features = inputs.w_y is not None or inputs.w_relative is not None
-        self.is_raw = len(inputs.frequencies) == 0 and has_features
+        self.is_raw = not inputs.has_frequencies and has_features
         if self.is_raw:
             low, high = (extreme(1, keepdim=True) for extreme in (self.key_positions.amin, self.key_positions.amax))
             self.centre = (low + high) / 2  # [S or 1, 1, s]
@@ -70,7 +70,7 @@ class TritonBias:
 
     def write_tile(self, index: int, start: int, stop: int, out: Tensor) -> None:
         """Adds half of P over its range, for queries [start, stop) of set ``index``, to zeros ``out`` [t, w, n_k]."""
-        x, y, gamma_x, gamma_y = self.inputs.of_set(POSITIONS, index)
+        x, y, gamma_x, gamma_y = self.inputs.position_set(index)
         factor = 0.5 / of_set(self.ranges, index)
         if self.is_raw:
             centred = (y - of_set(self.centre, index)).to(self.slope.dtype)

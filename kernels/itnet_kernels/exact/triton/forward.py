@@ -1,51 +1,7 @@
 """The forward kernel: moments A_i[k, c] = scale * sum_j GELU(pre_ij[k]) v_j[c] of a chunk of queries."""
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the triton backend needs the triton package: pip install triton") from error
-
-from .triton_configs import FORWARD, autotune
-from .triton_gelu import gelu_gate
-
-
-@triton.jit
-def _fwd_keys(
-    b_acc,  # [ROWS, D]
-    b_p,  # [ROWS, BK], the bias of the next key tile as it is stored
-    b_qv,  # [ROWS, D]
-    b_q,  # [ROWS] float32
-    b_range,
-    p_keys,
-    p_values,
-    p_bias,
-    o_bias,  # [ROWS, BK]
-    end,
-    D: tl.constexpr,
-    BK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    GELU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    o_k = tl.arange(0, BK)
-    o_kd = o_k[:, None] * D + tl.arange(0, D)[None, :]
-    for j in tl.range(0, end, BK):
-        if GELU == "tanh.approx":
-            # Costs no instruction and makes Triton wait for the last product here. If it were in flight while the next
-            # accumulator is set, ptxas would serialise every product of the loop (its message C7515).
-            b_acc = tl.inline_asm_elementwise("// wait", "=f,0", [b_acc], dtype=tl.float32, is_pure=False, pack=1)
-        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
-        b_s = tl.broadcast_to(b_q[:, None], [b_q.shape[0], BK])
-        if HAS_BIAS:
-            b_s += b_p.to(tl.float32) * b_range
-        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
-        if HAS_BIAS:  # of the next tile: the load has the rest of this iteration to arrive
-            b_p = tl.load(p_bias + (j + BK) + o_bias)
-        b_h = b_s * gelu_gate(b_s, GELU) + b_s
-        b_v = tl.load(p_values + j * D + o_kd)
-        b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
-    return b_acc
+from .configs import FORWARD, autotune
+from .gelu import gelu_gate, tl, triton
 
 
 @autotune(FORWARD)
@@ -71,7 +27,7 @@ def itnet_fwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
-    size,  # triton_configs.size_class of the launch: only autotuning looks at it
+    size,  # configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
@@ -108,15 +64,28 @@ def itnet_fwd_kernel(
     if BP > 1:
         o_bias = ((o_query - i_first) * W + o_row % KC) * padded_keys
     o_bias = o_bias[:, None] + tl.arange(0, BK)[None, :]  # [ROWS, BK]
-    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0
+    b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile, as it is stored
     b_range = tl.load(p_range)
     b_acc = tl.zeros([ROWS, D], tl.float32)
     end = num_keys
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
         end = tl.minimum(i_first + BP, num_queries) + causal_offset
-    b_acc = _fwd_keys(
-        b_acc, b_p, b_qv, b_q, b_range, p_keys, p_values, p_bias, o_bias, end, D, BK, HAS_BIAS, GELU, PRECISION
-    )
+    o_kd = tl.arange(0, BK)[:, None] * D + o_d
+    for j in tl.range(0, end, BK):
+        if GELU == "tanh.approx":
+            # Costs no instruction and makes Triton wait for the last product here. If it were in flight while the next
+            # accumulator is set, ptxas would serialise every product of the loop (its message C7515).
+            b_acc = tl.inline_asm_elementwise("// wait", "=f,0", [b_acc], dtype=tl.float32, is_pure=False, pack=1)
+        b_u = tl.load(p_keys + j * D + o_kd)  # [BK, D]
+        b_s = tl.broadcast_to(b_q[:, None], [ROWS, BK])
+        if HAS_BIAS:
+            b_s += b_p.to(tl.float32) * b_range
+        b_s = tl.dot(b_qv, tl.trans(b_u), b_s, input_precision=PRECISION)  # [ROWS, BK]
+        if HAS_BIAS:  # of the next tile: the load has the rest of this iteration to arrive
+            b_p = tl.load(p_bias + (j + BK) + o_bias)
+        b_h = b_s * gelu_gate(b_s, GELU) + b_s
+        b_v = tl.load(p_values + j * D + o_kd)
+        b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
     b_acc *= tl.load(p_scale + i_group % samples)
     o_out = (i_group.to(tl.int64) * num_queries + o_query) * W + o_unit  # [ROWS]
     tl.store(p_moments + o_out[:, None] * D + o_d, b_acc.to(p_moments.dtype.element_ty), mask=m_row[:, None])

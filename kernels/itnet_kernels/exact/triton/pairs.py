@@ -21,14 +21,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..positions import of_set
-from .pair_inputs import POSITIONS, PairInputs
-from .position_bias import PositionBias
-from .triton_backward import itnet_bwd_kernel
-from .triton_bias import HIDDEN, TritonBias
-from .triton_configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
-from .triton_forward import itnet_fwd_kernel
-from .triton_sizes import KernelSizes, crop, fill
+from ...positions import of_set
+from ..pair_inputs import POSITIONS, PairInputs
+from ..position_bias import PositionBias
+from .backward import itnet_bwd_kernel
+from .bias import HIDDEN, TritonBias
+from .configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
+from .forward import itnet_fwd_kernel
+from .sizes import KernelSizes, crop, fill
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
 WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
@@ -197,11 +197,11 @@ class TritonPairs:
                         if inputs.has_position_bias:
                             grad_bias = grad_bias + self._sum_over_groups(grad_pre, chunk)
                     if inputs.has_position_bias:
-                        where = inputs.of_set(POSITIONS, samples.start)
-                        bias = PositionBias(*where, inputs.position_weights, len(inputs.frequencies) > 0)
+                        where = inputs.position_set(samples.start)
+                        bias = PositionBias(*where, inputs.position_weights, inputs.has_frequencies)
                         dtype = self.dtype if self.dtype == torch.bfloat16 else inputs.key_features.dtype
-                        of_this_set = grads.of_set(samples.start)
-                        bias.backward(start, stop, grad_bias[..., : self.num_keys], of_this_set, dtype)
+                        grad_bias = grad_bias[..., : self.num_keys]
+                        bias.backward(slice(start, stop), grad_bias, grads.of_set(samples.start), dtype)
         return {name: crop(name, grad, self.given, self.sizes) for name, grad in grads.collect().items()}
 
     def _sum_over_groups(self, grad_pre: Tensor, samples: slice) -> Tensor:
@@ -307,7 +307,7 @@ class _Gradients:
 
 
 def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
-    """Which form of triton_gelu.py the kernels use."""
+    """Which form of gelu.py the kernels use."""
     if dtype == torch.float32:
         return "erf"
     is_nvidia = device.type == "cuda" and torch.version.hip is None
