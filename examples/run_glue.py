@@ -11,7 +11,6 @@ an optimistic figure. The score is Matthews correlation for CoLA, Spearman's for
 accuracy for the rest.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from common.data import (
 )
 from common.metrics import class_metrics, value_metrics
 from common.peers import bert_config
-from common.runs import build_model, run, start
+from common.runs import build_model, run, start, write_results
 from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
 from datasets import Dataset
@@ -37,7 +36,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 from modeling_itnet import ITNetForSequenceClassification
 
 MODELS = {
-    "itnet": (ITNetForSequenceClassification, lambda config: config),
+    "itnet": ITNetForSequenceClassification,
     "bert": (BertForSequenceClassification, bert_config),
 }
 # Text columns, metrics, of which the first is the score, and the split to evaluate on, by task.
@@ -161,8 +160,8 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         results.append(run(trainer, model_args, data_args, config, extra))
     if len(results) > 1:
         best = max(results, key=lambda result: result["metrics"][metrics[0]])
-        path = Path(args.results_file or Path(output_dir) / "results.json")
-        path.write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+        args.output_dir = output_dir
+        write_results(args, best)
         print(f"best learning rate: {best['learning_rate']:g}")
 
 

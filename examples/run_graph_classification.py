@@ -7,10 +7,8 @@ The folder holds one parquet file per data set (--train_split names it), with `e
 shares, and a model is trained for each part on the others. Reported is the last epoch, not the best.
 """
 
-import json
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,13 +16,13 @@ from common.arguments import DataArguments, ExampleTrainingArguments, ModelArgum
 from common.data import find_column, label_names, load_split
 from common.metrics import class_metrics
 from common.peers import GIN
-from common.runs import build_model, run, start
+from common.runs import build_model, run, start, write_results
 from common.trainer import ExampleTrainer
 from sklearn.model_selection import StratifiedKFold
 
 from modeling_itnet import ITNetForGraphClassification, ITNetGraphProcessor
 
-MODELS = {"itnet": (ITNetForGraphClassification, lambda config: config), "gin": (GIN, lambda config: config)}
+MODELS = {"itnet": ITNetForGraphClassification, "gin": GIN}
 
 
 @dataclass
@@ -104,10 +102,8 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         "cpu_seconds": round(sum(result["cpu_seconds"] for result in results), 1),
     }
     del summary["fold"]
-    if args.should_save:
-        path = Path(results_file or f"{output_dir}/results.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    args.output_dir, args.results_file = output_dir, results_file
+    write_results(args, summary)
     print(f"accuracy {statistics.mean(scores):.3f} over {len(scores)} folds")
 
 

@@ -22,9 +22,9 @@ from transformers import ViTForImageClassification
 from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor
 
 MODELS = {
-    "itnet": (ITNetForImageClassification, lambda config: config),
+    "itnet": ITNetForImageClassification,
     "vit": (ViTForImageClassification, vit_config),
-    "convnet": (ConvNet, lambda config: config),
+    "convnet": ConvNet,
 }
 
 

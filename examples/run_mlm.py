@@ -29,7 +29,7 @@ from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTr
 
 from modeling_itnet import ITNetForMaskedLM
 
-MODELS = {"itnet": (ITNetForMaskedLM, lambda config: config), "bert": (BertForMaskedLM, bert_config)}
+MODELS = {"itnet": ITNetForMaskedLM, "bert": (BertForMaskedLM, bert_config)}
 
 
 @dataclass

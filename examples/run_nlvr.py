@@ -13,14 +13,11 @@ from common.image_text import (
     ImageTextCollator,
     ImageTextDataArguments,
     ImageTextModelArguments,
-    build_image_text_model,
-    make_processor,
-    tokenizer_name,
+    prepare,
 )
 from common.metrics import class_metrics
 from common.peers import vilt_config
 from common.runs import run, start
-from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
 from datasets import Dataset
 from torch.nn.functional import one_hot
@@ -29,11 +26,11 @@ from transformers import ViltForImagesAndTextClassification, ViltForQuestionAnsw
 from modeling_itnet import ITNetForImagesAndTextClassification, ITNetForVisualQuestionAnswering
 
 SINGLE = {
-    "itnet": (ITNetForVisualQuestionAnswering, lambda config: config),
+    "itnet": ITNetForVisualQuestionAnswering,
     "vilt": (ViltForQuestionAnswering, vilt_config),
 }
 PAIRS = {
-    "itnet": (ITNetForImagesAndTextClassification, lambda config: config),
+    "itnet": ITNetForImagesAndTextClassification,
     "vilt": (ViltForImagesAndTextClassification, vilt_config),
 }
 
@@ -66,17 +63,9 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     for column in (image, other) if is_pair else (image,):
         train, test = check_images(train, column), check_images(test, column)
     check_truth(train, test)
-    name = tokenizer_name(model_args, data_args)
-    tokenizer = load_tokenizer(name, train, (sentence,), data_args.vocab_size, data_args.max_seq_length, args)
-    config = model_args.config(
-        "multimodal",
-        id2label={0: "false", 1: "true"},
-        label2id={"false": 0, "true": 1},
-        vocab_size=len(tokenizer),
-        max_position_embeddings=data_args.max_seq_length,
-    )
-    model = build_image_text_model(model_args, PAIRS if is_pair else SINGLE, config)
-    processor = make_processor(model.config if model_args.model_type == "itnet" else config, tokenizer, model_args)
+    classes = PAIRS if is_pair else SINGLE
+    names = ["false", "true"]
+    model, processor, config = prepare(model_args, data_args, args, classes, train, sentence, names)
 
     def images(row: dict):
         if not is_pair:

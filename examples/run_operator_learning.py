@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import find_data, held_out_rows
-from common.runs import build_model, run, start
+from common.runs import Models, build_model, run, start
 from common.trainer import ExampleTrainer
 from torch import Tensor
 
@@ -179,8 +179,8 @@ def compute_metrics(prediction) -> dict[str, float]:
     return {"relative_l2": relative_l2(values, solutions).mean().item()}
 
 
-def models(model_type: str) -> dict[str, tuple]:
-    classes = {"itnet": (ITNetForSignalRegression, lambda config: config)}
+def models(model_type: str) -> Models:
+    classes = {"itnet": ITNetForSignalRegression}
     if model_type not in ("fno", "gno"):
         return classes | dict.fromkeys(("fno", "gno"))
     try:
@@ -190,10 +190,7 @@ def models(model_type: str) -> dict[str, tuple]:
             f"`model_type` ({model_type!r}) needs the neuraloperator library: "
             'pip install -c constraints.txt -e ".[peers]"'
         ) from error
-    return classes | {
-        "fno": (FourierNeuralOperator, lambda config: config),
-        "gno": (GraphNeuralOperator, lambda config: config),
-    }
+    return classes | {"fno": FourierNeuralOperator, "gno": GraphNeuralOperator}
 
 
 def load(data: OperatorDataArguments) -> tuple[Rows, dict[int, Rows]]:

@@ -20,9 +20,9 @@ from datasets import Dataset
 from modeling_itnet import ITNetForPointCloudClassification, ITNetPointCloudProcessor
 
 MODELS = {
-    "itnet": (ITNetForPointCloudClassification, lambda config: config),
-    "pointnet": (PointNet, lambda config: config),
-    "point_transformer": (PointTransformer, lambda config: config),
+    "itnet": ITNetForPointCloudClassification,
+    "pointnet": PointNet,
+    "point_transformer": PointTransformer,
 }
 
 

@@ -16,13 +16,10 @@ from common.image_text import (
     ImageTextCollator,
     ImageTextDataArguments,
     ImageTextModelArguments,
-    build_image_text_model,
-    make_processor,
-    tokenizer_name,
+    prepare,
 )
 from common.peers import vilt_config
 from common.runs import run, start
-from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
 from datasets import Dataset
 from transformers import ViltForQuestionAnswering
@@ -30,7 +27,7 @@ from transformers import ViltForQuestionAnswering
 from modeling_itnet import ITNetForVisualQuestionAnswering, vqa_accuracy, vqa_soft_targets
 
 MODELS = {
-    "itnet": (ITNetForVisualQuestionAnswering, lambda config: config),
+    "itnet": ITNetForVisualQuestionAnswering,
     "vilt": (ViltForQuestionAnswering, vilt_config),
 }
 
@@ -72,17 +69,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     given = Counter(answer for row in train.select_columns([column]) for answer in answers_of(row, names))
     answers = [answer for answer, _ in given.most_common(data_args.num_answers)]
     label2id = {answer: index for index, answer in enumerate(answers)}
-    name = tokenizer_name(model_args, data_args)
-    tokenizer = load_tokenizer(name, train, ("question",), data_args.vocab_size, data_args.max_seq_length, args)
-    config = model_args.config(
-        "multimodal",
-        id2label=dict(enumerate(answers)),
-        label2id=label2id,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=data_args.max_seq_length,
-    )
-    model = build_image_text_model(model_args, MODELS, config)
-    processor = make_processor(model.config if model_args.model_type == "itnet" else config, tokenizer, model_args)
+    model, processor, config = prepare(model_args, data_args, args, MODELS, train, "question", answers)
 
     def labels(rows: list[dict]) -> torch.Tensor:
         return vqa_soft_targets([answers_of(row, names) for row in rows], label2id)

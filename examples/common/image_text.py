@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 
 from modeling_itnet import ITNetConfig, ITNetImageProcessor, ITNetProcessor, from_image_and_text_checkpoints
 
-from .arguments import DataArguments, ModelArguments
-from .runs import build_model
+from .arguments import DataArguments, ExampleTrainingArguments, ModelArguments
+from .data import label_names
+from .runs import Models, build_model
+from .text import load_tokenizer
 
 
 def image_processor(config: ITNetConfig, checkpoint: str | None = None) -> ITNetImageProcessor:
@@ -33,7 +36,7 @@ class ImageTextModelArguments(ModelArguments):
     text_checkpoint: str | None = field(default=None, metadata={"help": "ITNet of text to start from."})
 
 
-def build_image_text_model(arguments: ImageTextModelArguments, classes: dict[str, tuple], config: ITNetConfig):
+def build_image_text_model(arguments: ImageTextModelArguments, classes: Models, config: ITNetConfig):
     """A new model, one of a checkpoint, or one of an image and a text checkpoint (App. train_vqa)."""
     checkpoints = (arguments.image_checkpoint, arguments.text_checkpoint)
     if checkpoints == (None, None):
@@ -41,12 +44,7 @@ def build_image_text_model(arguments: ImageTextModelArguments, classes: dict[str
     if None in checkpoints or arguments.model_type != "itnet":
         raise ValueError("`image_checkpoint` and `text_checkpoint` go together, and with `model_type` itnet only")
     labels = {"id2label": config.id2label, "label2id": config.label2id}
-    return from_image_and_text_checkpoints(classes["itnet"][0], *checkpoints, **labels, **arguments.overrides)
-
-
-def tokenizer_name(arguments: ImageTextModelArguments, data: ImageTextDataArguments) -> str:
-    """A model that starts from trained token embeddings reads with their tokenizer."""
-    return arguments.model_name_or_path or arguments.text_checkpoint or data.tokenizer
+    return from_image_and_text_checkpoints(classes["itnet"], *checkpoints, **labels, **arguments.overrides)
 
 
 class ImageTextCollator:
@@ -61,6 +59,27 @@ class ImageTextCollator:
         return {**batch, "labels": self.labels(rows)}
 
 
-def make_processor(config: ITNetConfig, tokenizer, arguments: ImageTextModelArguments) -> ITNetProcessor:
-    checkpoint = arguments.model_name_or_path or arguments.image_checkpoint
-    return ITNetProcessor(image_processor(config, checkpoint), tokenizer)
+def prepare(
+    arguments: ImageTextModelArguments,
+    data: ImageTextDataArguments,
+    args: ExampleTrainingArguments,
+    classes: Models,
+    rows: Dataset,
+    text: str,
+    labels: list[str],
+) -> tuple[torch.nn.Module, ITNetProcessor, ITNetConfig]:
+    """The model for images and the texts in a column, its processor, and the configuration of ITNet.
+
+    A model that starts from trained token embeddings reads with their tokenizer, and with the image processor of the
+    checkpoint that it starts from.
+    """
+    name = arguments.model_name_or_path or arguments.text_checkpoint or data.tokenizer
+    tokenizer = load_tokenizer(name, rows, (text,), data.vocab_size, data.max_seq_length, args)
+    size = {"vocab_size": len(tokenizer), "max_position_embeddings": data.max_seq_length}
+    config = arguments.config("multimodal", **label_names(labels), **size)
+    model = build_image_text_model(arguments, classes, config)
+    images = image_processor(
+        model.config if arguments.model_type == "itnet" else config,
+        arguments.model_name_or_path or arguments.image_checkpoint,
+    )
+    return model, ITNetProcessor(images, tokenizer), config

@@ -25,16 +25,20 @@ from .arguments import DataArguments, ExampleTrainingArguments, ModelArguments
 from .data import evaluated_rows, find_data
 from .trainer import ExampleTrainer
 
+#: Name -> class of a model, with a function that makes its configuration of ITNet's, unless it takes that itself.
+Models = dict[str, type | tuple[type, Callable]]
 
-def build_model(arguments: ModelArguments, classes: dict[str, tuple], config: ITNetConfig) -> torch.nn.Module:
-    """The model that --model_type names. ``classes`` maps names to (class, function from our config to the class's).
+
+def build_model(arguments: ModelArguments, classes: Models, config: ITNetConfig) -> torch.nn.Module:
+    """The model that --model_type names.
 
     ``config`` is that of the checkpoint, if one is named. A peer's checkpoint brings its own; only the labels are the
     task's.
     """
     if arguments.model_type not in classes:
         raise ValueError(f"`model_type` ({arguments.model_type!r}) must be one of {', '.join(classes)}")
-    model_class, make_config = classes[arguments.model_type]
+    found = classes[arguments.model_type]
+    model_class, make_config = found if isinstance(found, tuple) else (found, lambda config: config)
     if arguments.model_name_or_path is None:
         return model_class(make_config(config))
     if not issubclass(model_class, PreTrainedModel):
@@ -104,13 +108,19 @@ def run(
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         **(extra or {}),
     }
+    write_results(args, results)
     if trainer.is_world_process_zero():
-        path = Path(args.results_file or Path(args.output_dir) / "results.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(results["metrics"]))
     save(trainer, data_arguments, results)
     return results
+
+
+def write_results(args: ExampleTrainingArguments, results: dict) -> None:
+    """Writes what was measured, where the options say."""
+    if args.should_save:
+        path = Path(args.results_file or Path(args.output_dir) / "results.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def last_checkpoint(trainer: ExampleTrainer, *arguments: ModelArguments | DataArguments) -> str | None:
