@@ -72,7 +72,7 @@ def add_code(model: ITNetPreTrainedModel, folder: Path) -> None:
         if (folder / name).exists():
             _edit_json(folder / name, lambda values: processors.update(_map_processors(values)))
     code = [*models.values(), *processors, *(load(head.pipeline) for head in pipelines.values())]
-    write_flat_sources(folder, row, *code)
+    write_flat_sources(folder, model.config, *code)
     if not (folder / "README.md").exists():
         model_card(folder.resolve().name, model.config, type(model)).save(folder / "README.md")
 

@@ -6,12 +6,14 @@ import between our modules is rewritten, by its syntax tree, to name the file th
 
 - ``from package import name`` follows re-exports to the module that defines the name.
 - The table of modalities shrinks to the row of the exported model, and the function that finds its encoder imports it.
+- What a mode needs that the model does not run is left out; its names stand for classes that say so.
 - An absolute import of ours inside ``try``/``except ImportError`` stays: it asks for the installed package, if any.
 - ``import package`` and modules imported as names have no flat form and are errors.
 """
 
 import ast
 import importlib.util
+from collections.abc import Container
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,11 +21,17 @@ from typing import NamedTuple
 
 from transformers.dynamic_module_utils import get_relative_imports
 
-from configuration_itnet import MODALITIES, Modality
+from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 
 from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
+#: Mode of integration -> what it alone needs. Any model can be switched to the other modes, without further weights.
+MODE_MODULES = {"low_rank": ("modeling_itnet.integration.factors", "itnet_kernels.low_rank.low_rank")}
+_ABSENT = """class {name}:
+    def __init__(self, *args, **kwargs):
+        raise ImportError("{name} is not in this folder, as its model does not use it: load it with the itnet package")
+"""
 
 
 class Module(NamedTuple):
@@ -45,8 +53,10 @@ def flat_reference(cls: type) -> str:
     return f"{flat_name(cls.__module__)}.{cls.__name__}"
 
 
-def flat_sources(modality: Modality, *classes: type) -> dict[str, str]:
-    """File name -> source of all modules that ``classes`` need, for models of one modality."""
+def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
+    """File name -> source of all modules that ``classes`` need, for models of one configuration."""
+    absent = {name for mode, names in MODE_MODULES.items() if mode not in config.integration_modes for name in names}
+    modality = find_modality(config.modality)
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:
         module = read_module(waiting.pop())
@@ -54,14 +64,14 @@ def flat_sources(modality: Modality, *classes: type) -> dict[str, str]:
         if owners.setdefault(file, module.name) != module.name:
             raise ValueError(f"{module.name} and {owners[file]} have the same flat name {file}")
         if file not in sources:
-            sources[file], imported = _flatten(_for_one(modality, module))
+            sources[file], imported = _flatten(_for_one(modality, module), absent)
             waiting += imported
     return dict(sorted(sources.items()))
 
 
-def write_flat_sources(folder: Path, modality: Modality, *classes: type) -> None:
+def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> None:
     """Writes the modules that ``classes`` need, and checks that the loader will read their imports as we do."""
-    for file, source in flat_sources(modality, *classes).items():
+    for file, source in flat_sources(config, *classes).items():
         (folder / file).write_text(source, encoding="utf-8")
         wanted = {node.module for node in ast.walk(ast.parse(source)) if _is_relative(node)}
         found = set(get_relative_imports(folder / file))
@@ -104,8 +114,8 @@ def read_module(name: str) -> Module:
     return Module(name, path, spec.submodule_search_locations is not None, source, ast.parse(source))
 
 
-def _flatten(module: Module) -> tuple[str, list[str]]:
-    """The module's source with flat imports, and the modules that it imports."""
+def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str]]:
+    """The module's source with flat imports, and the modules that it imports; none of those that are ``absent``."""
     lines = module.source.splitlines()
     optional = {
         node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)
@@ -124,12 +134,15 @@ def _flatten(module: Module) -> tuple[str, list[str]]:
             definer = _definer(target, alias.name, f"{module.path}:{node.lineno}")
             text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
             by_definer.setdefault(definer, []).append(text)
-        imported += by_definer
+        imported += [definer for definer in by_definer if definer not in absent]
         edits.append((node, by_definer))
     for node, by_definer in sorted(edits, key=lambda edit: -edit[0].lineno):
         margin = " " * node.col_offset
         lines[node.lineno - 1 : node.end_lineno] = [
-            f"{margin}from .{flat_name(definer)} import {', '.join(names)}" for definer, names in by_definer.items()
+            "\n".join(_ABSENT.format(name=name) for name in names)
+            if definer in absent
+            else f"{margin}from .{flat_name(definer)} import {', '.join(names)}"
+            for definer, names in by_definer.items()
         ]
     note = f"# Generated from {module.name} of the itnet package, which is where to edit it."
     return "\n".join([note, *lines, ""]), imported

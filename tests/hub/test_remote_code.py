@@ -68,7 +68,8 @@ def sources():
 
     def of(row):
         classes = [load(reference) for reference in row.exported]
-        return flatten.flat_sources(row, ITNetConfig, ITNetModel, *classes)
+        config = ITNetConfig(modality=row.name, position_dim=row.position_dim or 1, approximate_mode="low_rank")
+        return flatten.flat_sources(config, ITNetConfig, ITNetModel, *classes)
 
     return {name: of(row) for name, row in MODALITIES.items()}
 
@@ -214,10 +215,23 @@ class TestCode:
         with pytest.raises(ValueError, match=complaint):
             flatten._flatten(changed)
 
+    def test_low_rank_code_goes_with_models_that_run_it(self, tmp_path, make_model):
+        files = {}
+        for mode in ("exact", "low_rank"):
+            make_model("image", integration_mode=mode).save_pretrained(tmp_path / mode, with_code=True)
+            files[mode] = {path.stem for path in (tmp_path / mode).glob("*.py")}
+        assert files["low_rank"] - files["exact"] == {"modeling_itnet_integration_factors", "itnet_kernels_low_rank"}
+        assert files["exact"] < files["low_rank"]
+        code = (tmp_path / "exact" / "modeling_itnet_operator.py").read_text(encoding="utf-8")
+        names = {}
+        exec(code[code.index("class ITNetFactors:") :].partition("\n\n")[0], names)
+        with pytest.raises(ImportError, match="ITNetFactors is not in this folder, as its model does not use it"):
+            names["ITNetFactors"]("config")
+
     def test_docstring_that_looks_like_an_import(self, tmp_path, monkeypatch):
         monkeypatch.setattr(flatten, "flat_sources", lambda *_: {"a.py": '"""Use it so:\n\nfrom .b import c\n"""\n'})
         with pytest.raises(ValueError, match=r"a.py: the loader takes \['b'\]"):
-            flatten.write_flat_sources(tmp_path, find_modality("image"))
+            flatten.write_flat_sources(tmp_path, ITNetConfig())
 
     def test_absolute_import_in_try_asks_for_the_installed_package(self, sources):
         assert "        from modeling_itnet.hub import export\n" in sources["image"]["modeling_itnet.py"]
