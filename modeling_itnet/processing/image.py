@@ -72,7 +72,9 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
             raise ValueError(
                 "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
             )
-        image = _to_8_bits(image)
+        if (mode or "").startswith("I;16") or getattr(image, "dtype", None) == np.uint16:
+            eight_bits = (np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8)  # white stays white
+            image = Image.fromarray(eight_bits) if mode else eight_bits
         if self.num_channels == 1 and mode == "RGB":  # pipelines turn every image to RGB, grey ones too
             image = image.convert("L")
         array = super().process_image(image, do_convert_rgb, input_data_format, **kwargs)
@@ -86,7 +88,7 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
 
 
 def _check_images(images) -> None:
-    """Raise a `ValueError` for numbers that no axis of channels makes an image, and for images without pixels."""
+    """Raise a `ValueError` for numbers that are no image, images without pixels, and values beyond 8 bits."""
     if isinstance(images, (list, tuple)):
         for image in images:
             _check_images(image)
@@ -94,6 +96,13 @@ def _check_images(images) -> None:
         raise ValueError("images are PIL images, arrays or tensors, not lists of numbers: pass `np.array(image)`")
     elif isinstance(images, Image.Image) and 0 in images.size:
         raise ValueError(f"an image of {images.size[0]} × {images.size[1]} pixels is empty")
+    elif isinstance(images, Image.Image) and images.mode in ("I", "F"):  # a conversion would cut values off at 255
+        lowest, highest = images.getextrema()
+        if lowest < 0 or highest > 255:
+            raise ValueError(
+                f"an image of mode {images.mode!r} holds values from {lowest} to {highest}: scale them to 0 to 255 "
+                "first"
+            )
     elif hasattr(images, "shape"):
         shape = list(images.shape)
         if len(shape) < 3:
@@ -102,22 +111,6 @@ def _check_images(images) -> None:
             )
         if 0 in shape:
             raise ValueError(f"an array {shape} is no image: it has no pixels")
-
-
-def _to_8_bits(image):
-    """Images with 16 bits per value as images with 8, in which the largest value is again the largest: v / 257."""
-    mode = image.mode if isinstance(image, Image.Image) else None
-    if (mode or "").startswith("I;16"):
-        return Image.fromarray((np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8))
-    if mode in ("I", "F"):  # numbers of any size, which a conversion would cut off at 255
-        lowest, highest = image.getextrema()
-        if lowest < 0 or highest > 255:
-            raise ValueError(
-                f"an image of mode {mode!r} holds values from {lowest} to {highest}: scale them to 0 to 255 first"
-            )
-    if getattr(image, "dtype", None) == np.uint16:
-        return (image / 257).round().astype(np.uint8)
-    return image
 
 
 __all__ = ["ITNetImageProcessor"]
