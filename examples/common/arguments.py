@@ -181,13 +181,13 @@ def _instances(classes: Sequence[type], recipe: dict[str, Any], options: list[st
     recipe = dict(recipe)
     script, source = recipe.pop("script"), recipe.pop("recipe", None)
     for name in recipe.keys() - known.keys():
-        raise ValueError(f"no such option: {name}, in {source}{nearest(name, known)}{_names(classes, script)}")
+        raise ValueError(f"no such option: {name}, in {source}{nearest(name, known)}{_names(classes, script, source)}")
     recipe = {name: _typed(known[name], value, source) for name, value in recipe.items()}
     given, unknown = _given(parser, options)
     if unknown:
         name = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
         like = nearest(name, parser._option_string_actions)
-        raise ValueError(f"no such option: {name}{like}{_names(classes, script)}")
+        raise ValueError(f"no such option: {name}{like}{_names(classes, script, source)}")
     values = with_options(recipe, given)
     missing = [f"--{name}" for name in required if name not in values]
     if missing:
@@ -212,11 +212,12 @@ def _given(parser: HfArgumentParser, options: list[str]) -> tuple[dict[str, Any]
     return vars(given), unknown
 
 
-def _names(classes: Sequence[type], script: str) -> str:
+def _names(classes: Sequence[type], script: str, source: str | None) -> str:
     """The end of an error message: which options there are."""
     general = {each.name for each in dataclasses.fields(TrainingArguments)}
     own = dict.fromkeys(each.name for cls in classes for each in dataclasses.fields(cls) if each.init)
-    return f"; {script} has {', '.join(name for name in own if name not in general)} and those of TrainingArguments"
+    whose = f"{script}, the script of {source}," if source else script
+    return f"; {whose} has {', '.join(name for name in own if name not in general)} and those of TrainingArguments"
 
 
 def _typed(action: Action, value: Any, source: str) -> Any:

@@ -28,9 +28,7 @@ def train(
     folder, name = find_clone() / "examples", settings["script"]
     if not (folder / f"{name}.py").is_file():
         scripts = ", ".join(sorted(path.stem for path in folder.glob("run_*.py")))
-        raise ValueError(
-            f"{settings['recipe']} names the `script` {name!r}, which is not in {folder}; there are {scripts}"
-        )
+        raise ValueError(f"{settings['recipe']} names the `script` {name!r}, but in {folder} there are {scripts}")
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
     command = [sys.executable, *launcher, str(folder / f"{name}.py"), settings["recipe"], *options]
     if dry_run:

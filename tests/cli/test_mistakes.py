@@ -168,7 +168,7 @@ class TestTrain:
         lines = [line for line in done.stderr.splitlines() if "Warning" not in line]
         assert done.returncode == 2
         assert lines[-1].startswith("itnet: no such option: --sed, did you mean '--seed'?")
-        assert "run_image_classification has" in lines[-1]
+        assert "run_image_classification, the script of" in lines[-1] and "fashion_mnist-cpu.yaml, has" in lines[-1]
         assert "Traceback" not in done.stderr
 
     @pytest.mark.parametrize("processes", [1, 2])

@@ -193,7 +193,10 @@ def test_a_json_file_is_a_recipe(load_script, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"sed": 1}, "no such option: sed, in a.yaml, did you mean 'seed'?; run_mlm has model_type, .*dataset.* and"),
+        (
+            {"sed": 1},
+            "no such option: sed, in a.yaml, did you mean 'seed'?; run_mlm, the script of a.yaml, has .*dataset.* and",
+        ),
         ({"seed": 1.5}, "`seed` (1.5) of a.yaml must be a whole number"),
         ({"learning_rate": "fast"}, "`learning_rate` ('fast') of a.yaml must be a number"),
         ({"bf16": "perhaps"}, "`bf16` ('perhaps') of a.yaml must be true or false"),
@@ -212,7 +215,10 @@ def test_a_recipe_may_lack_what_the_options_give(parse):
     assert parse(recipe, ["--dataset", "x"])[1].dataset == "x"
     with pytest.raises(ValueError, match="the following arguments are required: --dataset"):
         parse(recipe)
-    with pytest.raises(ValueError, match=r"no such option: --sed, did you mean '--seed'.*; run_mlm has model_type"):
+    with pytest.raises(
+        ValueError,
+        match=r"no such option: --sed, did you mean '--seed'.*; run_mlm, the script of a.yaml, has model_type",
+    ):
         parse(recipe, ["--dataset", "x", "--sed", "1"])
 
 

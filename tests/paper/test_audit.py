@@ -10,7 +10,7 @@ import typer
 
 from modeling_itnet.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AUDIT = (ROOT / "docs" / "paper_audit.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip().strip("|").split(" | ")]
