@@ -86,7 +86,7 @@ class ITNetTextEncoder(nn.Module):
         if position_ids is not None:
             number = position_ids.to(device).float() + 1
         elif mask is not None:
-            number = check_mask(mask, batch, count).cumsum(1)  # left padding sits at 0, right padding at the last k
+            number = check_mask(mask, batch, count).int().cumsum(1)  # left padding sits at 0, right at the last k
         else:
             number = torch.arange(1, count + 1, device=device, dtype=torch.float32)
         length = self.unit
