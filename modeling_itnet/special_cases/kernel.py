@@ -75,6 +75,10 @@ class FunctionKernel(Kernel):
             raise ValueError(f"`structure` ({structure!r}) must be one of {tuple(axes)}")
         self.function, self.axes = function, axes[structure]
 
+    def prepare(self, u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, context: Any) -> Any:
+        self.entries_per_pair = u_y.shape[-1] ** self.axes
+        return context
+
     def forward(self, pairs: Pairs) -> Tensor:
         if pairs.u_y.shape[2] != 1:
             raise ValueError(f"a FunctionKernel takes one group of features, [B, n, d]; got {pairs.u_y.shape[2]}")

@@ -160,6 +160,21 @@ def test_only_a_tile_is_in_memory_and_empty_tiles_are_skipped():
     torch.testing.assert_close(out[0], near.double() @ u[0] / count)
 
 
+def test_tiles_of_matrices_are_as_small_as_they_must_be():
+    """A formula whose values are 32 x 32 matrices: 64 x 64 of them fit."""
+    sizes = []
+
+    def identity(x, y, u_x, u_y):
+        sizes.append(x.shape[1] * y.shape[2])
+        return torch.eye(32).expand(len(u_x), x.shape[1], y.shape[2], 32, 32)
+
+    u = torch.randn(1, 150, 32)
+    torch.testing.assert_close(
+        IntegralOperator(FunctionKernel(identity, "matrix"))(u), u.mean(1, keepdim=True).expand_as(u)
+    )
+    assert max(sizes) * 32**2 <= 2**22
+
+
 def test_training_stores_no_kernel_values():
     """What autograd keeps grows like n, not like n^2: rows of tiles are recomputed in the backward pass."""
     stored = {}
