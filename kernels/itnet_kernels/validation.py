@@ -1,5 +1,7 @@
 """Checks of the arguments that the public functions have in common. Every message names the argument and its shape."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,13 @@ def check_features(name: str, features: Tensor) -> None:
         raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
 
 
+def is_one_of(shape: Sequence[int], *allowed: Sequence[int]) -> bool:
+    """Whether a shape is allowed. A compiled graph knows sizes by symbols, which `in` cannot compare."""
+    return any(
+        len(shape) == len(other) and all(a == b for a, b in zip(shape, other, strict=True)) for other in allowed
+    )
+
+
 def check_positions(
     name: str, positions: Tensor | Coordinates, owner: str, features: Tensor, weights: KernelWeights
 ) -> Coordinates:
@@ -66,7 +75,7 @@ def check_positions(
     is_prepared = isinstance(positions, Coordinates)
     shape = list((positions.positions if is_prepared else positions).shape)
     allowed = ([count, dim], [1, count, dim], [batch, count, dim])
-    if shape not in allowed:
+    if not is_one_of(shape, *allowed):
         raise ValueError(
             f"`{name}` {shape} must be {allowed[0]} or {allowed[2]}: one coordinate of size {dim} "
             f"(from `weights.fourier`) for each position of `{owner}` {list(features.shape)}"

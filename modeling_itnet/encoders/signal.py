@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels.transforms import may_look_at
+from itnet_kernels.validation import is_one_of
 
 from ..domain import Domain, Signal, input_dtype, uniform_measure
 from ..operator import ITNetFourierFeatures
@@ -51,7 +52,7 @@ class ITNetSignalEncoder(nn.Module):
         batch, count = inputs_embeds.shape[:2]
         if positions is None:
             raise ValueError(f"`positions` is missing: a signal needs `{name}` and `positions`")
-        if list(positions.shape) not in ([count, self.position_dim], [batch, count, self.position_dim]):
+        if not is_one_of(positions.shape, [count, self.position_dim], [batch, count, self.position_dim]):
             raise ValueError(
                 f"`positions` {list(positions.shape)} must be [{count}, {self.position_dim}] or "
                 f"[{batch}, {count}, {self.position_dim}] to go with `{name}` {list(given.shape)}"

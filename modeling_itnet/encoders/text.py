@@ -7,6 +7,7 @@ from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels.transforms import may_look_at
+from itnet_kernels.validation import is_one_of
 
 from ..domain import Domain, Signal, check_ids, check_mask, uniform_measure
 from ..operator import ITNetFourierFeatures
@@ -52,7 +53,7 @@ class ITNetTextEncoder(nn.Module):
         if count == 0:
             raise ValueError("`input_ids` holds no token; a text needs at least one")
         for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-            if ids is not None and list(ids.shape) not in ([batch, count], [1, count], [count]):
+            if ids is not None and not is_one_of(ids.shape, [batch, count], [1, count], [count]):
                 raise ValueError(f"`{name}` {list(ids.shape)} must be [{batch}, {count}]: one for each token")
         if token_type_ids is None:
             token_type_ids = torch.zeros(1, count, dtype=torch.long, device=features.device)

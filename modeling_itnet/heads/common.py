@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput, logging
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels.transforms import may_look_at
+from itnet_kernels.validation import is_one_of
 
 from ..domain import check_tensor
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
@@ -39,7 +40,7 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None
     if not are_classes and classes > 1:
         expected, what = per_class, "a number for each of `num_labels`"
     allowed = (expected, per_class if are_shares else [*expected, 1] if expected is samples else expected)
-    if shape not in allowed:
+    if not is_one_of(shape, *allowed):
         raise ValueError(f"`labels` {shape} must be {expected}: {what}, as `logits` are {per_class}")
     if are_classes and not are_shares and labels.is_floating_point():
         raise ValueError(f"`labels` ({labels.dtype}) must be integers: {what} from 0 to {classes - 1}")

@@ -529,6 +529,18 @@ def test_can_be_compiled(tiny_model, tiny_inputs, mode, training):
     torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
 
 
+@pytest.mark.parametrize("mode", ["exact", "monte_carlo", "low_rank"])
+@pytest.mark.parametrize("name", ["text", "signal"])
+def test_compiled_for_several_lengths(tiny_model, tiny_inputs, name, mode):
+    """From the second length on, the graph knows batch and length by symbols."""
+    torch._dynamo.reset()
+    model = tiny_model(name, **MODES.get(mode, {"integration_mode": mode})).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for batch, length in ((3, 7), (4, 9), (2, 11)):
+        inputs = tiny_inputs(name, batch, length)
+        torch.testing.assert_close(compiled(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_can_be_compiled_one_after_the_other(tiny_model, tiny_inputs, tiny_labels, name):
     """In training, where the output of a Monte Carlo model has a field more."""
