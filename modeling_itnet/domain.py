@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import fourier_features
-from itnet_kernels.positions import position_dtype
+from itnet_kernels import Coordinates
 from itnet_kernels.transforms import may_look_at
 
 from .integration.anchors import Anchors, find_anchors
@@ -25,9 +24,9 @@ class Domain:
     that neither padding nor the other samples of a batch change anything.
 
     Args:
-        positions: x ``[n, s]``, shared by the batch, or ``[B, n, s]``; float32.
+        positions: x ``[n, s]``, shared by the batch, or ``[B, n, s]``, in float32; or their :class:`Coordinates`.
         measure: omega ``[B, n]``; float32.
-        frequencies: B ``[L, s]`` of gamma.
+        frequencies: B ``[L, s]`` of gamma; goes with positions that are a tensor.
         neighbors: ``[B, n, m]``, the indices of the positions joined to each one by an edge, -1 for none.
         edge_gate: lambda, a scalar that goes with ``neighbors``: the kernel is multiplied by 1[edge] + lambda.
         is_padded: False promises that every measure is positive; the number of real positions is then known without
@@ -41,38 +40,45 @@ class Domain:
 
     def __init__(
         self,
-        positions: Tensor,
+        positions: Tensor | Coordinates,
         measure: Tensor,
-        frequencies: Tensor,
+        frequencies: Tensor | None = None,
         *,
         neighbors: Tensor | None = None,
         edge_gate: Tensor | None = None,
         is_padded: bool = True,
     ):
-        self.positions, self.measure, self.frequencies = positions, measure, frequencies
-        self.neighbors, self.edge_gate, self.is_padded = neighbors, edge_gate, is_padded
-        self._gamma: dict[torch.dtype, Tensor] = {}
+        is_prepared = isinstance(positions, Coordinates)
+        self.coordinates = positions if is_prepared else Coordinates(positions, frequencies)
+        self.measure, self.is_padded = measure, is_padded
+        self.neighbors, self.edge_gate = neighbors, edge_gate
         self._edges: tuple[Tensor, Tensor] | None = None
         self._parts: dict[tuple, list[Domain]] = {}
         self._moved: dict[torch.device, Domain] = {}
 
+    @property
+    def positions(self) -> Tensor:
+        return self.coordinates.positions
+
+    @property
+    def frequencies(self) -> Tensor:
+        return self.coordinates.frequencies
+
     def gamma(self, dtype: torch.dtype) -> Tensor:
-        """gamma(x), [n, F] or [B, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
-        if dtype not in self._gamma:
-            exact = position_dtype(self.positions.device)
-            if exact not in self._gamma:
-                self._gamma[exact] = fourier_features(self.positions.to(exact), self.frequencies)
-            self._gamma[dtype] = self._gamma[exact].to(dtype)
-        return self._gamma[dtype]
+        """gamma(x), [B or 1, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
+        return self.coordinates.features_in(dtype)
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """The other ends of the edges of each position, and their measure, 0 where there is none: [B, n, m] each."""
-        if self._edges is None:
-            ends = self.neighbors.clamp(min=0)
-            omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
-            self._edges = ends, omega * (self.neighbors >= 0)
-        return self._edges
+        if self._edges is not None:
+            return self._edges
+        ends = self.neighbors.clamp(min=0)
+        omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
+        edges = ends, omega * (self.neighbors >= 0)
+        if not self.measure.requires_grad:  # a checkpoint that is run again must find the same graph
+            self._edges = edges
+        return edges
 
     def resolve(
         self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors
@@ -89,36 +95,26 @@ class Domain:
                 part = self.select(samples)
                 part.mode, part.samples = mode, samples
                 if mode == "monte_carlo" and not training and config.num_samples < self.measure.shape[1]:
-                    part.anchors = find(part.positions, part.measure, config.num_samples, config.is_causal)
+                    part.anchors = find(part.coordinates, part.measure, config.num_samples, config.is_causal)
                 parts.append(part)
-                # Checkpoints run twice what is first used inside of them, and must find the same graph each time.
-                if part.positions.requires_grad:
-                    part.gamma(torch.float32)
-                if part.measure.requires_grad and part.neighbors is not None:
-                    part.edges  # noqa: B018
         return self._parts[key]
 
     def select(self, samples: Tensor | None) -> "Domain":
         """The domain of some samples of the batch, by their numbers [b]; None for all of them."""
-        part = self.replaced()
         if samples is None:
-            part._gamma = self._gamma
-            return part
-        if self.positions.dim() == 3:
-            part.positions = self.positions.index_select(0, samples)
-        part.measure = self.measure.index_select(0, samples)
-        if self.neighbors is not None:
-            part.neighbors = self.neighbors.index_select(0, samples)
-        return part
+            return self.replaced()
+        neighbors = None if self.neighbors is None else self.neighbors.index_select(0, samples)
+        coordinates, measure = self.coordinates.select(samples), self.measure.index_select(0, samples)
+        return self.replaced(coordinates=coordinates, measure=measure, neighbors=neighbors)
 
     def of(self, tensor: Tensor) -> Tensor:
         """What belongs to the samples of this part, of a tensor [B, ...]."""
         return tensor if self.samples is None else tensor.index_select(0, self.samples)
 
-    def replaced(self, **tensors: Tensor) -> "Domain":
-        """The same domain with other tensors in some places, and nothing computed yet."""
-        given = {name: tensors.get(name, getattr(self, name)) for name in _TENSORS}
-        return Domain(**given, is_padded=self.is_padded)
+    def replaced(self, **parts: Tensor | Coordinates | None) -> "Domain":
+        """The same domain with other parts in some places, and with nothing kept but what the coordinates keep."""
+        given = {name: parts.get(name, getattr(self, name)) for name in _PARTS}
+        return Domain(given.pop("coordinates"), **given, is_padded=self.is_padded)
 
     def to(self, device, non_blocking: bool = False) -> "Domain":
         """The domain on another device, for models whose layers are on several."""
@@ -126,35 +122,31 @@ class Domain:
         if device == self.positions.device:
             return self
         if device not in self._moved:
-            given = {name: getattr(self, name) for name in _TENSORS}
-            self._moved[device] = self.replaced(
-                **{name: t.to(device, non_blocking=non_blocking) for name, t in given.items() if t is not None}
-            )
+            tensors = [self.positions, self.frequencies, *(getattr(self, name) for name in _PARTS[1:])]
+            moved = [None if t is None else t.to(device, non_blocking=non_blocking) for t in tensors]
+            parts = dict(zip(_PARTS, [Coordinates(*moved[:2]), *moved[2:]], strict=True))
+            self._moved[device] = self.replaced(**parts)
         return self._moved[device]
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
-        """Those of the given tensors that a gradient is wanted for."""
-        given = {name: getattr(self, name) for name in _TENSORS}
-        return {name: tensor for name, tensor in given.items() if tensor is not None and tensor.requires_grad}
+        """Those of its tensors that a gradient is wanted for."""
+        tensors = {name: getattr(self, name) for name in ("positions", "measure", "edge_gate")}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad}
 
     def pooled(self, features: Tensor, how: str) -> Tensor:
-        """One vector per sample, as ``config.pooling`` says: features [B, n, d] -> [B, d]."""
-        return {"cls": self.first, "mean": self.mean, "max": self.maximum}[how](features)
+        """One vector per sample, as ``config.pooling`` says: features [B, n, d] -> [B, d].
 
-    def mean(self, features: Tensor) -> Tensor:
-        """Integral of ``features`` [B, n, d] against the measure, over its total: [B, d]."""
+        "cls" is the first position that is not padding, "max" the largest value of each feature over those that are
+        not, "mean" the integral against the measure, over its total.
+        """
+        if how == "cls":
+            first = (self.measure > 0).int().argmax(1)  # the first of equals
+            return features[torch.arange(features.shape[0], device=features.device), first]
+        if how == "max":
+            return features.masked_fill(self.measure.unsqueeze(-1) == 0, torch.finfo(features.dtype).min).amax(1)
         weights = (self.measure / self.measure.sum(1, keepdim=True)).to(features.dtype)
         return torch.einsum("bn,bnd->bd", weights, features)
-
-    def maximum(self, features: Tensor) -> Tensor:
-        """Largest value of each of the ``features`` [B, n, d] over the positions that are not padding: [B, d]."""
-        return features.masked_fill(self.measure.unsqueeze(-1) == 0, torch.finfo(features.dtype).min).amax(1)
-
-    def first(self, features: Tensor) -> Tensor:
-        """``features`` [B, n, d] at the first position that is not padding, which is where [CLS] sits: [B, d]."""
-        index = (self.measure > 0).int().argmax(1)  # the first of equals
-        return features[torch.arange(features.shape[0], device=features.device), index]
 
 
 def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:
@@ -165,7 +157,7 @@ def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:
     return torch.cat(tensors).index_select(0, order.argsort())
 
 
-_TENSORS = ("positions", "measure", "frequencies", "neighbors", "edge_gate")
+_PARTS = ("coordinates", "measure", "neighbors", "edge_gate")
 
 
 class Signal(NamedTuple):
@@ -181,15 +173,6 @@ class Signal(NamedTuple):
     @property
     def measure(self) -> Tensor:
         return self.domain.measure
-
-
-def uniform_measure(features: Tensor, mask: Tensor | None) -> Tensor:
-    """1/n on the n real positions of each sample, 0 on padding: features [B, n, d], mask [B, n] -> [B, n]."""
-    batch, count = features.shape[:2]
-    if mask is None:
-        return torch.full((batch, count), 1 / count, device=features.device)
-    mask = check_mask(mask, batch, count)
-    return mask / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def check_tensor(value: Any, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels import Coordinates
 
 from .domain import Domain
 from .operator import ITNetOperator
@@ -76,7 +77,11 @@ def checkpointed(checkpoint: Callable, layer: Callable, hidden_states: Tensor, d
     roots = domain.differentiable
 
     def run(hidden_states: Tensor, *tensors: Tensor):
-        is_same = all(new is old for new, old in zip(tensors, roots.values(), strict=True))
-        return layer(hidden_states, domain if is_same else domain.replaced(**dict(zip(roots, tensors, strict=True))))
+        if all(new is old for new, old in zip(tensors, roots.values(), strict=True)):
+            return layer(hidden_states, domain)
+        detached = dict(zip(roots, tensors, strict=True))
+        if "positions" in detached:
+            detached["coordinates"] = Coordinates(detached.pop("positions"), domain.frequencies)
+        return layer(hidden_states, domain.replaced(**detached))
 
     return checkpoint(run, hidden_states, *roots.values())

@@ -18,8 +18,9 @@ from itnet_kernels import (
     sampled_low_rank_transform,
     sampled_transform,
 )
+from itnet_kernels.measure import uniform_measure
 
-from .domain import Domain, merge, uniform_measure
+from .domain import Domain, merge
 from .integration.anchors import take
 from .integration.factors import ITNetFactors
 from .integration.proposal import ITNetProposal, draw_from_measure
@@ -155,7 +156,7 @@ class ITNetOperator(nn.Module):
         that trains its proposal, which is None where there is nothing to train.
         """
         if not isinstance(domain, Domain):
-            omega = uniform_measure(features, None) if measure is None else measure
+            omega = uniform_measure(features) if measure is None else measure
             domain = Domain(domain, omega, self.frequencies.to(features.device), is_padded=measure is not None)
         elif measure is not None:
             raise ValueError("`measure` was given beside a `domain`, which has a measure of its own")
@@ -181,7 +182,7 @@ class ITNetOperator(nn.Module):
             else:
                 out = integral_transform(
                     heads,
-                    part.positions,
+                    part.coordinates,
                     self.kernel(part.frequencies),
                     measure=part.measure,
                     is_causal=self.is_causal,
@@ -202,7 +203,7 @@ class ITNetOperator(nn.Module):
                 out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
             else:
                 kernel = self.kernel(part.frequencies)
-                out = sampled_transform(heads, part.positions, kernel, indices=indices, coefficients=omega)
+                out = sampled_transform(heads, part.coordinates, kernel, indices=indices, coefficients=omega)
             integrals.append(out.flatten(-2))
         return merge(parts, integrals)
 
@@ -217,7 +218,7 @@ class ITNetOperator(nn.Module):
                 losses.append(self.proposal.loss(features, domain, draws, kernel))
         return monte_carlo_transform(
             heads,
-            domain.positions,
+            domain.coordinates,
             kernel,
             indices=draws.indices,
             probabilities=draws.probabilities,
@@ -227,16 +228,17 @@ class ITNetOperator(nn.Module):
 
     def _anchored_integral(self, heads: Tensor, domain: Domain) -> Tensor:
         """The integral over anchors only."""
-        (indices, measure), positions, kernel = domain.anchors, domain.positions, self.kernel(domain.frequencies)
+        anchors, kernel = domain.anchors, self.kernel(domain.frequencies)
         if self.is_causal:
-            return sampled_transform(heads, positions, kernel, indices=indices, coefficients=measure)
+            given = {"indices": anchors.indices, "coefficients": anchors.measure}
+            return sampled_transform(heads, domain.coordinates, kernel, **given)
         return integral_transform(
-            take(heads, indices),
-            take(positions.expand(heads.shape[0], *positions.shape[-2:]), indices),
+            take(heads, anchors.indices),
+            anchors.coordinates,
             kernel,
-            measure=measure,
+            measure=anchors.measure,
             queries=heads,
-            query_positions=positions,
+            query_positions=domain.coordinates,
             backend=self.config.backend,
         )
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 
-from ..domain import Domain, Signal, check_ids, check_mask, input_dtype, uniform_measure
+from ..domain import Domain, Signal, check_ids, check_mask, input_dtype
 from ..operator import ITNetFourierFeatures
 
 

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.measure import uniform_measure
 
-from ..domain import Domain, Signal, input_dtype, uniform_measure
+from ..domain import Domain, Signal, input_dtype
 from ..operator import ITNetFourierFeatures
 
 #: The [CLS] position sits in the middle of the image.
@@ -54,7 +55,7 @@ class ITNetImageEncoder(nn.Module):
         if self.cls_token is not None:
             features = torch.cat([self.cls_token.expand(features.shape[0], -1, -1), features], dim=1)
             positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
-        domain = Domain(positions, uniform_measure(features, None), fourier.frequencies, is_padded=False)
+        domain = Domain(positions, uniform_measure(features), fourier.frequencies, is_padded=False)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def _check(self, pixel_values: Tensor) -> None:

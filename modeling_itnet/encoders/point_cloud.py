@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 
-from ..domain import Domain, Signal, check_mask, input_dtype, uniform_measure
+from ..domain import Domain, Signal, check_mask, input_dtype
 from ..operator import ITNetFourierFeatures
 
 _INFINITY_BITS = 0x7F800000  # of a float32

@@ -4,10 +4,11 @@
 from torch import Tensor, nn
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..domain import Domain, Signal, input_dtype, uniform_measure
+from ..domain import Domain, Signal, check_mask, input_dtype
 from ..operator import ITNetFourierFeatures
 
 
@@ -76,7 +77,7 @@ class ITNetSignalEncoder(nn.Module):
 
 def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None) -> Tensor:
     """omega [B, n] of features [B, n, d]: the given quadrature weights, normalised over real positions, or uniform."""
-    uniform = uniform_measure(features, mask)
+    uniform = uniform_measure(features, None if mask is None else check_mask(mask, *features.shape[:2]))
     if measure is None:
         return uniform
     if measure.shape != uniform.shape:

@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..domain import Domain, Signal, check_ids, check_mask, uniform_measure
+from ..domain import Domain, Signal, check_ids, check_mask
 from ..operator import ITNetFourierFeatures
 
 logger = logging.get_logger(__name__)
@@ -60,14 +61,15 @@ class ITNetTextEncoder(nn.Module):
         types = self.token_type_embeddings
         check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
         features = features + types(token_type_ids)
-        positions = self.positions(batch, count, attention_mask, position_ids, features.device)
+        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        positions = self.positions(count, mask, position_ids, features.device)
         if self.unit is not None and count > self.unit and may_look_at(positions) and positions.max() > 1:
             logger.warning_once(
                 f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
                 "causal model has learned nothing"
             )
-        measure = uniform_measure(features, attention_mask)
-        domain = Domain(positions, measure, fourier.frequencies, is_padded=attention_mask is not None)
+        measure = uniform_measure(features, mask)
+        domain = Domain(positions, measure, fourier.frequencies, is_padded=mask is not None)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -82,15 +84,15 @@ class ITNetTextEncoder(nn.Module):
             raise ValueError(f"`inputs_embeds` {list(embeddings.shape)} must be [batch, tokens, {width}]")
         return embeddings
 
-    def positions(self, batch: int, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
+    def positions(self, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""
         if position_ids is not None:
             number = position_ids.to(device).float() + 1
         elif mask is not None:
-            number = check_mask(mask, batch, count).int().cumsum(1)  # left padding sits at 0, right at the last k
+            number = mask.int().cumsum(1)  # left padding sits at 0, right padding at the last k
         else:
             number = torch.arange(1, count + 1, device=device, dtype=torch.float32)
         length = self.unit
         if length is None:
-            length = count if mask is None else check_mask(mask, batch, count).sum(1, keepdim=True)
+            length = count if mask is None else mask.sum(1, keepdim=True)
         return (number / length).unsqueeze(-1)

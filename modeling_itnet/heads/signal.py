@@ -7,7 +7,7 @@ from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import integral_transform
+from itnet_kernels import Coordinates, integral_transform
 
 from ..domain import Domain, check_mask
 from ..encoders.signal import signal_measure
@@ -53,16 +53,16 @@ class ITNetQueryLayer(nn.Module):
         """w [B, m, d]."""
         num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
         hidden_states = shepard_interpolation(features, domain.positions, domain.measure, query_positions, is_causal)
-        gamma = domain.replaced(positions=query_positions).gamma(features.dtype)
-        hidden_states = hidden_states + self.position_projection(gamma)  # v
+        places = Coordinates(query_positions, domain.frequencies, name="query_positions")
+        hidden_states = hidden_states + self.position_projection(places.features_in(features.dtype))  # v
         queries = self.query_norm(hidden_states)
         integral = integral_transform(
             features.unflatten(-1, (num_heads, -1)),
-            domain.positions,
+            domain.coordinates,
             self.kernel(domain.frequencies),
             measure=domain.measure,
             queries=queries.unflatten(-1, (num_heads, -1)),
-            query_positions=query_positions,
+            query_positions=places,
             is_causal=is_causal,
             backend=self.config.backend,
         )

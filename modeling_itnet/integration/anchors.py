@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from itnet_kernels import cluster_measure, kmeans_anchors, prefix_sum
+from itnet_kernels import Coordinates, cluster_measure, kmeans_anchors, prefix_sum
+from itnet_kernels.measure import over_mass
 from itnet_kernels.positions import position_dtype
 from itnet_kernels.transforms import is_transformed
 
@@ -16,18 +17,23 @@ class Anchors(NamedTuple):
 
     indices: Tensor  # [B, M] the keys, or for a causal operator [B, n, M]: those of every query
     measure: Tensor  # the same shape: what the key stands for, summing to 1
+    coordinates: Coordinates | None = None  # of the keys [B, M]
 
 
-def find_anchors(positions: Tensor, measure: Tensor, count: int, is_causal: bool, cluster=kmeans_anchors) -> Anchors:
+def find_anchors(
+    coordinates: Coordinates, measure: Tensor, count: int, is_causal: bool, cluster=kmeans_anchors
+) -> Anchors:
     """Anchors of a domain, each weighted by the measure that it stands for (§mc_impl of the paper).
 
-    They stand for the ``count`` k-means clusters of the positions [n, s] or [B, n, s] with their measure [B, n].
-    Causal operators have anchors of their own for every query: :func:`causal_anchors`.
+    They stand for the ``count`` k-means clusters of the positions, with their measure [B, n]. Causal operators have
+    anchors of their own for every query: :func:`causal_anchors`.
     """
     if is_causal:
         return causal_anchors(measure, count)
-    indices, clusters = (t.expand(measure.shape[0], -1) for t in cluster(positions, measure, count))
-    return Anchors(indices, cluster_measure(measure, clusters, count))
+    positions, batch = coordinates.positions, measure.shape[0]
+    indices, clusters = (t.expand(batch, -1) for t in cluster(positions, measure, count))
+    places = Coordinates(take(positions.expand(batch, *positions.shape[-2:]), indices), coordinates.frequencies)
+    return Anchors(indices, cluster_measure(measure, clusters, count), places)
 
 
 class ITNetAnchors:
@@ -37,8 +43,8 @@ class ITNetAnchors:
         # Positions, measure of one sample, count; and their clusters. One attribute: threads see all of it or nothing.
         self._kept: tuple[tuple, tuple[Tensor, Tensor]] | None = None
 
-    def __call__(self, positions: Tensor, measure: Tensor, count: int, is_causal: bool) -> Anchors:
-        return find_anchors(positions, measure, count, is_causal, self._cluster)
+    def __call__(self, coordinates: Coordinates, measure: Tensor, count: int, is_causal: bool) -> Anchors:
+        return find_anchors(coordinates, measure, count, is_causal, self._cluster)
 
     def _cluster(self, positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
         # What a transform of torch.func wraps has no values to look at, or must not be kept beyond it.
@@ -93,5 +99,4 @@ def causal_anchors(measure: Tensor, count: int) -> Anchors:
     cumulated = prefix_sum(measure.gather(1, order).to(position_dtype(measure.device)))
     cumulated = torch.nn.functional.pad(cumulated, (1, 0))  # of the first 0, 1, ... real keys
     mass = [cumulated.gather(1, bound.flatten(1)).view(bound.shape) for bound in (start, stop, seen)]
-    total = mass[2].where(mass[2] > 0, 1)
-    return Anchors(indices, ((mass[1] - mass[0]) / total).to(measure.dtype))
+    return Anchors(indices, over_mass(mass[1] - mass[0], mass[2]).to(measure.dtype))

@@ -10,6 +10,7 @@ from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import KernelWeights, integrand_norms, prefix_sum
+from itnet_kernels.measure import over_mass
 
 from ..domain import Domain
 from .anchors import take
@@ -87,7 +88,7 @@ class ITNetProposal(nn.Module):
         heads = features.unflatten(-1, (-1, self.config.head_dim))
         norms = integrand_norms(
             heads,
-            domain.positions,
+            domain.coordinates,
             KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights)),
             indices=indices,
             queries=take(heads, rows),
@@ -111,7 +112,7 @@ class ITNetProposal(nn.Module):
             hidden = torch.arange(keys.shape[1], device=keys.device) > rows.unsqueeze(-1)  # [B or 1, t, n]
             omega = omega.masked_fill(hidden, 0)
         mass = omega.sum(-1, keepdim=True)
-        omega = torch.where(mass > 0, omega / mass.where(mass > 0, 1), 1 / keys.shape[1])
+        omega = over_mass(omega, mass, otherwise=1 / keys.shape[1])
         scores = (queries @ keys.mT).float() / math.sqrt(keys.shape[-1])
         epsilon = self.config.proposal_epsilon
         return (1 - epsilon) * (scores + omega.log()).softmax(-1) + epsilon * omega
@@ -129,8 +130,7 @@ def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> Draws:
     mass = cumulated if is_causal else cumulated[:, -1:].expand_as(cumulated)
     indices = _invert(cumulated, mass, count)
     drawn = measure.float().gather(1, indices.flatten(1)).view(indices.shape)
-    mass = mass.unsqueeze(-1)
-    return Draws(indices, torch.where(mass > 0, drawn / mass.where(mass > 0, 1), 1))
+    return Draws(indices, over_mass(drawn, mass.unsqueeze(-1), otherwise=1))
 
 
 def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ from torch import nn
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
 from modeling_itnet import Domain, Signal
-from modeling_itnet.domain import uniform_measure
+from itnet_kernels.measure import uniform_measure
 from modeling_itnet.heads.common import ITNetPooledClassifier
 from .circle import on_circle
 
@@ -61,7 +61,7 @@ class TideEncoder(nn.Module):
     def forward(self, fourier, levels, hours=None):
         features = self.lift(levels.unsqueeze(-1)) + self.season
         hours = torch.arange(levels.shape[1], device=levels.device) if hours is None else hours
-        return Signal(features, Domain(on_circle(hours), uniform_measure(features, None), fourier.frequencies))
+        return Signal(features, Domain(on_circle(hours), uniform_measure(features), fourier.frequencies))
 
 
 class ITNetForTideClassification(ITNetPooledClassifier):

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from itnet_kernels import Coordinates
 from modeling_itnet import (
     ITNetForMaskedLM,
     ITNetForQuestionAnswering,
@@ -274,7 +275,8 @@ class TestThreads:
 
     def test_another_domain_comes_between(self, monkeypatch):
         measure = torch.full((1, 20), 1 / 20)
-        domains = [(torch.rand(20, 2), measure, 4, False) for _ in range(2)]
+        places = [Coordinates(torch.rand(20, 2), torch.randn(3, 2)) for _ in range(2)]
+        domains = [(coordinates, measure, 4, False) for coordinates in places]
         anchors = ITNetAnchors()
         expected = anchors(*domains[0])
         same, others = anchors_module._same, [domains[1]]

@@ -325,9 +325,8 @@ class TestAnchors:
         operator, arguments = problem(integration_mode="monte_carlo", num_samples=7, is_causal=is_causal)
         operator.eval()
         features, domain = arguments
-        anchored = domain.select(None)
-        anchored.anchors = ITNetAnchors()(domain.positions, domain.measure, 7, is_causal)
-        anchored = operator._anchored_integral(features.unflatten(-1, (2, 8)), anchored).flatten(-2)
+        domain.anchors = ITNetAnchors()(domain.coordinates, domain.measure, 7, is_causal)
+        anchored = operator._anchored_integral(features.unflatten(-1, (2, 8)), domain).flatten(-2)
         operator.config.integration_mode = "exact"
         exact = operator.integral(*arguments)
         torch.testing.assert_close(anchored, exact, rtol=1e-5, atol=1e-5)
