@@ -81,7 +81,7 @@ def integral_transform(
     with torch.autocast(u.device.type, enabled=False):
         inputs = prepare(queries, u, x, y, weights, measure, is_causal, operand_dtype, chosen)
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
-        return finish(out, inputs, weights.b2).to(queries.dtype)
+        return finish(out, inputs, weights).to(queries.dtype)
 
 
 def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:

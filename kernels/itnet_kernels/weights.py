@@ -38,6 +38,14 @@ class KernelWeights(NamedTuple):
         cast = {name: t.to(dtype) for name, t in self._asdict().items() if isinstance(t, Tensor) and name != "fourier"}
         return self._replace(**cast)
 
+    def output_weight(self, head_dim: int) -> Tensor:
+        """W2 as it meets the moments A: [H or 1, w * d_h, d_h], rows (k, c), columns a."""
+        return self.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1).flatten(1, 2)
+
+    def output_bias(self, head_dim: int) -> Tensor:
+        """b2 as it meets the mean of the signal: [H or 1, d_h, d_h], rows c, columns a."""
+        return self.b2.unflatten(1, (head_dim, head_dim)).mT
+
 
 def kernel_group_sizes(num_frequencies: int, position_dim: int, head_dim: int) -> dict[str, int]:
     """Number of columns of each input group: 2L (or s without frequencies), 1 for the distance, d_h for content."""

@@ -197,7 +197,7 @@ def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     moments = []
     for problem_ in (both, alone):
         pairs = TritonPairs(pair_sum_arguments(problem_, "triton")._replace(operand_dtype=torch.float16))
-        moments.append(pairs._moments(pairs._bias_tile(0, 0, 17), slice(0, 1), 0, 17))
+        moments.append(pairs._moments(pairs._bias_tile(0, slice(0, 17)), slice(0, 1), slice(0, 17)))
     assert moments[0].any()
     assert torch.equal(*moments)
 
@@ -236,7 +236,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
         columns["distance"] * distances.unsqueeze(1) + columns["y"] @ gamma.T + (angles @ columns["x-y"].T).mT
     )  # [n, w, n]
     pairs = TritonPairs(arguments._replace(operand_dtype=torch.bfloat16))
-    tile = pairs._bias_tile(0, 0, 15)[..., :15]
+    tile = pairs._bias_tile(0, slice(0, 15))[..., :15]
     assert tile.dtype == torch.float16
     assert expected.abs().max() > 4 * torch.finfo(torch.float16).max
     error = (2 * pairs.ranges * tile.double() - expected).abs().max()

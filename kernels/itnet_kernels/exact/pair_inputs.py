@@ -1,5 +1,6 @@
 """The arguments of the sum over pairs, as every evaluation of it takes them."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -72,5 +73,13 @@ class PairInputs(NamedTuple):
 
 #: The arguments that depend on positions, in the order in which PositionBias takes them.
 POSITIONS = ("query_positions", "key_positions", "query_features", "key_features")
+#: The arguments that evaluations keep in the layout [H, B, n, .]; everywhere else it is [B, n, H, .].
+HEAD_MAJOR = ("queries", "keys", "row")
 #: The arguments that the sum has a derivative in.
 DIFFERENTIABLE = PairInputs._fields[: PairInputs._fields.index("frequencies")]
+
+
+def slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Neighbouring slices of at most ``size``, or of 1 if that is less."""
+    size = max(1, size)
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..first_layer import PositionWeights, key_factors, length, position_term
-from ..positions import Displacements
+from ..positions import Displacements, of_set
+from .pair_inputs import POSITIONS
 
 
 class PositionBias:
@@ -104,3 +105,8 @@ class PositionBias:
             grad_sine = over_hidden(top, w_cosine) + over_hidden(bottom, w_sine)
             grad_cosine = over_hidden(bottom, w_cosine) - over_hidden(top, w_sine)
             grads["query_features"][rows] += torch.cat([grad_sine, grad_cosine], dim=-1)
+
+
+def gradients_of_set(grads: dict[str, Tensor], index: int) -> dict[str, Tensor]:
+    """The accumulators that :meth:`PositionBias.backward` of a set of positions adds to."""
+    return grads | {name: of_set(grads[name], index) for name in POSITIONS if name in grads}

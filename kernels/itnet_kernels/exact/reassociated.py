@@ -48,7 +48,6 @@ def prepare(
     width = weights.w1.shape[0]
     columns = split_input_weights(weights, head_dim)
     gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
-    w2 = weights.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1)  # [H or 1, k, c, a]
     has_displacements = columns["x-y"] is not None or columns["distance"] is not None
     # The triton backend needs no lattice: finding one waits for the device.
     wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
@@ -69,7 +68,7 @@ def prepare(
         w_product=columns["u_x*u_y"],
         w_mid=weights.w_mid,
         b_mid=weights.b_mid,
-        w2=w2.reshape(-1, width * head_dim, head_dim).expand(num_heads, -1, -1),
+        w2=weights.output_weight(head_dim).expand(num_heads, -1, -1),
         frequencies=weights.fourier.detach(),
         displacements=displacements,
         displacement_index=index,
@@ -79,11 +78,11 @@ def prepare(
     )
 
 
-def finish(out: Tensor, inputs: PairInputs, b2: Tensor) -> Tensor:
+def finish(out: Tensor, inputs: PairInputs, weights: KernelWeights) -> Tensor:
     """The operator from its sum over pairs: adds b2 ubar and normalises a causal one. [B, n_q, H, d_h]."""
     _, num_queries, num_heads, head_dim = out.shape
     omega = inputs.omega[..., None, None]
     mean = visible_sum(inputs.keys * omega, num_queries) if inputs.is_causal else (inputs.keys * omega).sum(1, True)
-    matrices = b2.to(out.dtype).unflatten(-1, (head_dim, head_dim)).expand(num_heads, -1, -1)  # [H, a, c]
-    out = out + torch.einsum("hac,bihc->biha", matrices, mean)
+    b2 = weights.output_bias(head_dim).to(out.dtype).expand(num_heads, -1, -1)  # [H, c, a]
+    out = out + torch.einsum("hca,bihc->biha", b2, mean)
     return over_mass(out, visible_sum(omega, num_queries)) if inputs.is_causal else out

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import find_displacements, of_set
-from .pair_inputs import POSITIONS, PairInputs
-from .position_bias import PositionBias
+from ..positions import find_displacements
+from .pair_inputs import HEAD_MAJOR, POSITIONS, PairInputs, slices
+from .position_bias import PositionBias, gradients_of_set
 
 # Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
@@ -20,8 +20,6 @@ _TILE_KEYS = 512
 _MOMENT_ELEMENTS = 2**21
 # Elements of the position bias of one query tile over all keys.
 _BIAS_ELEMENTS = 2**23
-# Arguments that are kept in the layout [H, B, n, .]; elsewhere it is [B, n, H, .].
-_HEAD_MAJOR = ("queries", "keys", "row")
 
 _gelu = torch.ops.aten.gelu.out
 _gelu_ = torch.ops.aten.gelu_.default
@@ -101,20 +99,20 @@ class PairTiles:
     def _query_tiles(self) -> Iterator[slice]:
         per_query = self.width * min(self.num_keys, _TILE_KEYS)
         size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys))
-        return _slices(0, self.num_queries, size)
+        return slices(0, self.num_queries, size)
 
     def _groups(self, samples: slice, rows: slice) -> Iterator[tuple[slice, slice]]:
         """Slices of heads and of samples whose moments meet W2 together."""
         limit = max(1, _MOMENT_ELEMENTS // ((rows.stop - rows.start) * self.width * self.head_dim))
         in_batch = min(limit, samples.stop - samples.start)
         in_heads = min(limit // in_batch, self.num_heads)
-        return itertools.product(_slices(0, self.num_heads, in_heads), _slices(samples.start, samples.stop, in_batch))
+        return itertools.product(slices(0, self.num_heads, in_heads), slices(samples.start, samples.stop, in_batch))
 
     def _pair_tiles(self, virtual: Tensor, rows: slice) -> Iterator[tuple[slice, slice]]:
         """Slices of a group and of keys that make one tile of pre-activations: one batched product."""
         size = _TILE_ELEMENTS // (virtual.shape[1] * min(self.num_keys, _TILE_KEYS))
         end = self.num_keys if self.offset is None else rows.stop + self.offset
-        return itertools.product(_slices(0, len(virtual), size), _slices(0, end, _TILE_KEYS))
+        return itertools.product(slices(0, len(virtual), size), slices(0, end, _TILE_KEYS))
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
@@ -166,12 +164,12 @@ class PairTiles:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
         upstream = grad_out.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         inputs, needs_positions = self.inputs, POSITIONS[0] in names
-        others = {name: getattr(inputs, name) for name in names if name not in _HEAD_MAJOR}
+        others = {name: getattr(inputs, name) for name in names if name not in HEAD_MAJOR}
         grads = {name: torch.zeros_like(t, memory_format=torch.contiguous_format) for name, t in others.items()}
         own = {name: torch.zeros_like(getattr(self, name)) for name in ("queries", "keys", "values")}
         grads |= own | {"row": self.keys.new_zeros(self.row.shape)}
         for index, (bias, samples) in enumerate(self._position_sets(per_sample=needs_positions)):
-            of_this_set = grads | {name: of_set(grads[name], index) for name in POSITIONS if needs_positions}
+            of_this_set = gradients_of_set(grads, index)
             for rows in self._query_tiles():
                 tile_bias = grad_bias = None
                 if bias is not None:
@@ -185,7 +183,7 @@ class PairTiles:
         grad_values = grads.pop("values")
         grads["measure"] = (grad_values * self.keys).sum((0, 3))
         grads["keys"] += grad_values * self.measure
-        return grads | {name: grads[name].permute(1, 2, 0, 3) for name in _HEAD_MAJOR}
+        return grads | {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
 
     def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: dict[str, Tensor]) -> None:
         heads, batch, rows = where
@@ -239,12 +237,6 @@ class PairTiles:
             product = self._buffer("product", *grad_virtual.shape)
             grads["queries"][where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
             grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
-
-
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Neighbouring slices of at most ``size``, or of 1 if that is less."""
-    size = max(1, size)
-    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> None:

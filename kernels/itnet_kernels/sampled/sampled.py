@@ -135,8 +135,7 @@ class SampledPairs:
         hidden = self._hidden(queries, x, gamma_x, indices, keys, y, gamma_y)  # [b, t, H, w, M]
         values = keys * coefficients[:, :, None, :, None]
         moments = (hidden @ values).flatten(-2)  # A [b, t, H, w * d_h]
-        w2 = self.weights.w2.unflatten(1, (self.head_dim, -1)).transpose(1, 3).flatten(1, 2)  # [H or 1, (k, c), a]
-        b2 = self.weights.b2.unflatten(1, (self.head_dim, -1)).mT  # [H or 1, c, a]
+        w2, b2 = self.weights.output_weight(self.head_dim), self.weights.output_bias(self.head_dim)
         return _per_head(moments, w2) + _per_head(values.sum(3), b2)
 
     def _norms_tile(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:

@@ -68,20 +68,20 @@ class TritonBias:
         shared = len(self.query_positions) == len(self.key_positions) == 1
         self.ranges = torch.maximum(self.ranges, _power_of_two(largest.amax(0, keepdim=True) if shared else largest))
 
-    def write_tile(self, index: int, start: int, stop: int, out: Tensor) -> None:
-        """Adds half of P over its range, for queries [start, stop) of set ``index``, to zeros ``out`` [t, w, n_k]."""
+    def write_tile(self, index: int, rows: slice, out: Tensor) -> None:
+        """Adds half of P over its range, for queries ``rows`` of set ``index``, to zeros ``out`` [t, w, n_k]."""
         x, y, gamma_x, gamma_y = self.inputs.position_set(index)
         factor = 0.5 / of_set(self.ranges, index)
         if self.is_raw:
             centred = (y - of_set(self.centre, index)).to(self.slope.dtype)
             out.copy_((factor * self.slope) @ centred.T)
         else:
-            factors = key_factors(self.weights, gamma_x[start:stop], has_frequencies=True)  # [t, w, F]
+            factors = key_factors(self.weights, gamma_x[rows], has_frequencies=True)  # [t, w, F]
             if factors is not None:
                 out.copy_((factor * factors).to(self.dtype) @ gamma_y.T.to(self.dtype))
         distance = self.weights.distance
         if distance is not None:
-            lengths = length(x[start:stop, None] - y).to(distance.dtype)  # [t, n_k]
+            lengths = length(x[rows, None] - y).to(distance.dtype)  # [t, n_k]
             out.addcmul_(factor * distance, lengths.unsqueeze(1))
 
 

@@ -124,19 +124,19 @@ def shared_memory_bytes(family: TileFamily, settings: dict[str, int], problem: P
     return 2 * elements if problem.itemsize == 2 else 5 * elements  # 3xTF32 keeps parts of float32 operands as well
 
 
-def suits(family: TileFamily, config: TileConfig, problem: Problem) -> bool:
-    """Whether a configuration is meant for a problem and its shared memory suffices."""
-    return (
-        config.itemsize in (None, problem.itemsize)
+def suitable_settings(family: TileFamily, problem: Problem) -> list[dict[str, int]]:
+    """Settings of the configurations that are meant for a problem and fit its shared memory, best guess first.
+
+    If there is none, the smallest configuration.
+    """
+    suitable = [
+        config.settings
+        for config in family.configs
+        if config.itemsize in (None, problem.itemsize)
         and problem.head_dim in config.head_dims
         and (config.devices is None or device_kind(problem.major) in config.devices)
         and shared_memory_bytes(family, config.settings, problem) <= problem.shared_limit
-    )
-
-
-def suitable_settings(family: TileFamily, problem: Problem) -> list[dict[str, int]]:
-    """Settings of the configurations that suit, best guess first; the smallest if none does."""
-    suitable = [config.settings for config in family.configs if suits(family, config, problem)]
+    ]
     return suitable or [family.configs[-1].settings]
 
 

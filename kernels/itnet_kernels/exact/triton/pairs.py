@@ -21,14 +21,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...positions import of_set
-from ..pair_inputs import POSITIONS, PairInputs
-from ..position_bias import PositionBias
+from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
+from ..position_bias import PositionBias, gradients_of_set
 from .backward import itnet_bwd_kernel
 from .bias import HIDDEN, TritonBias
 from .configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
 from .forward import itnet_fwd_kernel
-from .sizes import KernelSizes, crop, fill
+from .sizes import KernelSizes, resize
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
 WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
@@ -40,9 +39,8 @@ class TritonPairs:
     def __init__(self, inputs: PairInputs):
         self.given = KernelSizes(inputs.queries.shape[-1], inputs.row.shape[-1])
         self.sizes = self.given.supported()
-        filled = {name: fill(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()}
-        inputs = PairInputs(**filled)
-        self.inputs = inputs
+        filled = {name: resize(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()}
+        self.inputs = inputs = PairInputs(**filled)
         self.dtype = operand_dtype = inputs.operand_dtype
         # The bias is float16 for bfloat16 operands too: eight times the precision at the same width.
         self.bias_dtype = torch.float32 if operand_dtype == torch.float32 else torch.float16
@@ -86,64 +84,61 @@ class TritonPairs:
         """Samples of each set of positions: all if the batch shares its positions, otherwise one."""
         inputs = self.inputs
         shared = not inputs.has_position_bias or len(inputs.query_positions) == len(inputs.key_positions) == 1
-        for start in range(1 if shared else self.batch):
-            yield slice(0, self.batch) if shared else slice(start, start + 1)
+        return slices(0, self.batch, self.batch if shared else 1)
 
-    def _query_chunks(self, group_bytes: int) -> Iterator[tuple[int, int]]:
+    def _query_chunks(self, group_bytes: int) -> Iterator[slice]:
         """Ranges of queries whose workspaces fit for one sample: ``group_bytes`` for each head, sample and query."""
         bias_bytes = self.width * self.padded_keys * torch.finfo(self.bias_dtype).bits // 8
         size = WORKSPACE_BYTES // max(self.num_heads * group_bytes, bias_bytes)
         size = min(max(size // BACKWARD_POSITIONS, 1) * BACKWARD_POSITIONS, _MOST_QUERIES)
-        for start in range(0, self.num_queries, size):
-            yield start, min(start + size, self.num_queries)
+        return slices(0, self.num_queries, size)
 
-    def _sample_chunks(self, samples: slice, queries: int, group_bytes: int) -> Iterator[slice]:
-        size = max(1, WORKSPACE_BYTES // (self.num_heads * queries * group_bytes))
-        for start in range(samples.start, samples.stop, size):
-            yield slice(start, min(start + size, samples.stop))
+    def _sample_chunks(self, samples: slice, rows: slice, group_bytes: int) -> Iterator[slice]:
+        size = WORKSPACE_BYTES // (self.num_heads * (rows.stop - rows.start) * group_bytes)
+        return slices(samples.start, samples.stop, size)
 
-    def _bias_tile(self, index: int, start: int, stop: int) -> Tensor | None:
+    def _bias_tile(self, index: int, rows: slice) -> Tensor | None:
         """Half of P over its range, padded: [t, w, padded_keys]; None if there is nothing to add.
 
         A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
         """
         if self.bias is None:
             return None
-        shape = (stop - start, self.width, self.padded_keys)
+        shape = (rows.stop - rows.start, self.width, self.padded_keys)
         # One key tile more behind it, which the kernels may prefetch.
         flat = self.keys.new_zeros(math.prod(shape) + KEY_MULTIPLE, dtype=self.bias_dtype)
         tile = flat[:-KEY_MULTIPLE].view(shape)
-        self.bias.write_tile(index, start, stop, tile[..., : self.num_keys])
+        self.bias.write_tile(index, rows, tile[..., : self.num_keys])
         if self.inputs.is_causal:
             key = torch.arange(self.padded_keys, device=tile.device)
-            last = torch.arange(start, stop, device=tile.device) + (self.num_keys - self.num_queries)
+            last = torch.arange(rows.start, rows.stop, device=tile.device) + (self.num_keys - self.num_queries)
             tile.masked_fill_((key > last[:, None]).unsqueeze(1), HIDDEN)
         return tile
 
-    def _launch_arguments(self, tile: Tensor | None, samples: slice, start: int, stop: int) -> dict:
-        """What both kernels take, for the queries [start, stop) of ``samples``."""
-        count = samples.stop - samples.start
+    def _launch_arguments(self, tile: Tensor | None, samples: slice, rows: slice) -> dict:
+        """What both kernels take, for the queries ``rows`` of ``samples``."""
+        count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
             "p_bias": self.row if tile is None else tile,
             "p_range": self.ranges[min(samples.start, len(self.ranges) - 1) :],
             "HAS_BIAS": tile is not None,
-            "p_queries": self.queries[:, samples, start:stop],
+            "p_queries": self.queries[:, samples, rows],
             "p_keys": self.keys[:, samples],
             "p_values": self.values[:, samples],
-            "p_row": self.row[:, samples, start:stop],
+            "p_row": self.row[:, samples, rows],
             "p_w_key": self.w_key,
             "p_w_product": self.w_product,
             "p_scale": self.scale[samples],
-            "num_queries": stop - start,
+            "num_queries": queries,
             "num_keys": self.num_keys,
             "padded_keys": self.padded_keys,
-            "causal_offset": start + self.num_keys - self.num_queries,
+            "causal_offset": rows.start + self.num_keys - self.num_queries,
             "samples": count,
             "all_samples": self.batch,
             "all_queries": self.num_queries,
             "W": self.width,
             "D": self.head_dim,
-            "size": size_class(self.num_heads * count * (stop - start) * self.width * self.num_keys),
+            "size": size_class(self.num_heads * count * queries * self.width * self.num_keys),
             "IS_CAUSAL": self.inputs.is_causal,
             "GELU": gelu_form(self.dtype, self.keys.device),
             "PRECISION": dot_precision(self.keys.device),
@@ -158,51 +153,68 @@ class TritonPairs:
         group_bytes = self.width * self.head_dim * self.keys.element_size()
         with on_device(self.keys.device):
             for samples in self._position_sets():
-                for start, stop in self._query_chunks(group_bytes):
-                    tile = self._bias_tile(samples.start, start, stop)
-                    for chunk in self._sample_chunks(samples, stop - start, group_bytes):
-                        moments = self._moments(tile, chunk, start, stop)
-                        where = (slice(None), chunk, slice(start, stop))
+                for rows in self._query_chunks(group_bytes):
+                    tile = self._bias_tile(samples.start, rows)
+                    for chunk in self._sample_chunks(samples, rows, group_bytes):
+                        moments = self._moments(tile, chunk, rows)
+                        where = (slice(None), chunk, rows)
                         out[where] = float32_product(moments, self.w2).view(out[where].shape)
-        return crop("queries", out.permute(1, 2, 0, 3), self.given, self.sizes)
+        return resize("queries", out.permute(1, 2, 0, 3), self.sizes, self.given)
 
-    def _moments(self, tile: Tensor | None, samples: slice, start: int, stop: int) -> Tensor:
+    def _moments(self, tile: Tensor | None, samples: slice, rows: slice) -> Tensor:
         """A of a chunk: [H, b * t, w * d_h]."""
-        groups = self.num_heads * (samples.stop - samples.start)
-        rows = groups // self.num_heads * (stop - start)
-        moments = self.keys.new_empty(self.num_heads, rows, self.width * self.head_dim)
+        batch, count = samples.stop - samples.start, rows.stop - rows.start
+        moments = self.keys.new_empty(self.num_heads, batch * count, self.width * self.head_dim)
 
         def grid(meta):
             units = min(self.width, meta["ROWS"])
-            return groups, math.ceil((stop - start) / (meta["ROWS"] // units)) * (self.width // units)
+            return self.num_heads * batch, math.ceil(count / (meta["ROWS"] // units)) * (self.width // units)
 
-        itnet_fwd_kernel[grid](**self._launch_arguments(tile, samples, start, stop), p_moments=moments)
+        itnet_fwd_kernel[grid](**self._launch_arguments(tile, samples, rows), p_moments=moments)
         return moments
 
     # Backward
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
-        """Gradients of the named arguments, and perhaps of others, in their layout."""
-        grad_out = fill("queries", grad_out, self.given, self.sizes)
+        """Gradients of the named arguments, in their layout. They accumulate in float32."""
+        grad_out = resize("queries", grad_out, self.given, self.sizes)
         upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype)  # [H, B, n_q, d_h]
-        inputs, grads = self.inputs, _Gradients(self, names)
+        inputs, grads = self.inputs, self._zero_gradients(names)
+        pending = []  # (A, dL/dout) of chunks that dW2 does not hold yet
         group_bytes = self._backward_bytes()
         with on_device(self.keys.device):
             for samples in self._position_sets():
-                for start, stop in self._query_chunks(group_bytes):
-                    tile = self._bias_tile(samples.start, start, stop)
+                of_this_set = gradients_of_set(grads, samples.start)
+                for rows in self._query_chunks(group_bytes):
+                    tile = self._bias_tile(samples.start, rows)
                     grad_bias = 0
-                    for chunk in self._sample_chunks(samples, stop - start, group_bytes):
-                        grad_pre = self._backward_chunk(tile, upstream, chunk, start, stop, grads)
+                    for chunk in self._sample_chunks(samples, rows, group_bytes):
+                        grad_pre = self._backward_chunk(tile, upstream, chunk, rows, grads, pending)
                         if inputs.has_position_bias:
                             grad_bias = grad_bias + self._sum_over_groups(grad_pre, chunk)
                     if inputs.has_position_bias:
                         where = inputs.position_set(samples.start)
                         bias = PositionBias(*where, inputs.position_weights, inputs.has_frequencies)
                         dtype = self.dtype if self.dtype == torch.bfloat16 else inputs.key_features.dtype
-                        grad_bias = grad_bias[..., : self.num_keys]
-                        bias.backward(slice(start, stop), grad_bias, grads.of_set(samples.start), dtype)
-        return {name: crop(name, grad, self.given, self.sizes) for name, grad in grads.collect().items()}
+                        bias.backward(rows, grad_bias[..., : self.num_keys], of_this_set, dtype)
+        self._add_to_w2(grads, pending, least_bytes=0)
+        grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
+        return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
+
+    def _zero_gradients(self, names: list[str]) -> dict[str, Tensor]:
+        others = {name: getattr(self.inputs, name) for name in names if name not in HEAD_MAJOR}
+        grads = {name: torch.zeros_like(t, memory_format=torch.contiguous_format) for name, t in others.items()}
+        keys = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
+        # Every chunk has queries of its own, and writes theirs.
+        return grads | {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row), "keys": keys}
+
+    @staticmethod
+    def _add_to_w2(grads: dict[str, Tensor], pending: list[tuple[Tensor, Tensor]], least_bytes: int) -> None:
+        """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
+        if pending and sum(moments.nbytes for moments, _ in pending) >= least_bytes:
+            moments, upstream = (torch.cat(parts, dim=1) for parts in zip(*pending, strict=True))
+            grads["w2"] += float32_product(moments.mT, upstream)
+            pending.clear()
 
     def _sum_over_groups(self, grad_pre: Tensor, samples: slice) -> Tensor:
         """dL/dP of a chunk from 2 dL/dpre / scale [H * b, t, w, padded_keys]: float32 [t, w, padded_keys]."""
@@ -216,13 +228,15 @@ class TritonPairs:
         moments = 2 * self.width * self.head_dim
         return (pairs + moments) * self.keys.element_size() + 4 * pairs * self.head_dim // tile_rows
 
-    def _backward_chunk(self, tile, upstream, samples: slice, start: int, stop: int, grads: "_Gradients") -> Tensor:
+    def _backward_chunk(
+        self, tile, upstream, samples: slice, rows: slice, grads: dict[str, Tensor], pending: list
+    ) -> Tensor:
         """Adds the chunk's gradients to ``grads``; returns 2 dL/dpre / scale [H * b, t, w, padded_keys]."""
-        heads, batch, count = self.num_heads, samples.stop - samples.start, stop - start
+        heads, batch, count = self.num_heads, samples.stop - samples.start, rows.stop - rows.start
         width, dim, units = self.width, self.head_dim, self.backward_units
         groups, position_tiles = heads * batch, math.ceil(count / BACKWARD_POSITIONS)
         tiles = position_tiles * (width // units)
-        where = (slice(None), samples, slice(start, stop))
+        where = (slice(None), samples, rows)
         upstream = upstream[where].reshape(heads, batch * count, dim)
         grad_moments = upstream @ self.w2.mT  # dA [H, b * t, w * d_h]
         moments = torch.empty_like(grad_moments)
@@ -231,12 +245,12 @@ class TritonPairs:
         pairs = (groups, count, width, self.padded_keys) if tile is not None else (1,)
         grad_pre = new(pairs, dtype=self.dtype)
         grad_keys = new(groups, tiles, self.padded_keys, dim)
-        grad_measure = new(groups, tiles, self.padded_keys) if grads.measure is not None else self.measure
+        grad_measure = new(groups, tiles, self.padded_keys) if "measure" in grads else self.measure
         grad_row = self.queries.new_empty(groups, count, width)
         grad_queries = self.queries.new_empty(width // units, groups, count, dim)
         grad_w_key, grad_w_product = self.queries.new_empty(2, groups, position_tiles, width, dim)
         itnet_bwd_kernel[(groups, tiles)](
-            **self._launch_arguments(tile, samples, start, stop),
+            **self._launch_arguments(tile, samples, rows),
             p_measure=self.measure[samples],
             p_dmoments=grad_moments,
             p_moments=moments,
@@ -249,61 +263,21 @@ class TritonPairs:
             p_dmeasure=grad_measure,
             BP=BACKWARD_POSITIONS,
             KC=units,
-            NEEDS_MEASURE=grads.measure is not None,
+            NEEDS_MEASURE="measure" in grads,
         )
-        grads.add_moments(moments, upstream)
-        grads.w_key += grad_w_key.sum((0, 1))
-        grads.w_product += grad_w_product.sum((0, 1))
-        grads.row[where] = grad_row.view(heads, batch, count, width)
-        grads.queries[where] = grad_queries.sum(0).view(heads, batch, count, dim)
+        pending.append((moments, upstream))
+        self._add_to_w2(grads, pending, WORKSPACE_BYTES // 4)
+        for name, partial in (("w_key", grad_w_key), ("w_product", grad_w_product)):
+            if name in grads:
+                grads[name] += partial.sum((0, 1))
+        grads["row"][where] = grad_row.view(heads, batch, count, width)
+        grads["queries"][where] = grad_queries.sum(0).view(heads, batch, count, dim)
         keys = grad_keys.sum(1)[:, : self.num_keys].view(heads, batch, self.num_keys, dim)
-        grads.keys[:, samples] += keys * (0.5 * self.scale[samples, None, None])
-        if grads.measure is not None:
+        grads["keys"][:, samples] += keys * (0.5 * self.scale[samples, None, None])
+        if "measure" in grads:
             measure = grad_measure.sum(1)[:, : self.num_keys]
-            grads.measure[samples] += measure.view(heads, batch, self.num_keys).sum(0)
+            grads["measure"][samples] += measure.view(heads, batch, self.num_keys).sum(0)
         return grad_pre
-
-
-class _Gradients:
-    """Accumulators of a backward pass, float32, in the layout of :class:`TritonPairs`."""
-
-    def __init__(self, pairs: TritonPairs, names: list[str]):
-        new_zeros = pairs.queries.new_zeros
-        self.queries = torch.empty_like(pairs.queries)
-        self.row = pairs.queries.new_empty(pairs.row.shape)
-        self.keys = new_zeros(pairs.num_heads, pairs.batch, pairs.num_keys, pairs.head_dim)
-        self.measure = new_zeros(pairs.batch, pairs.num_keys) if "measure" in names else None
-        self.w_key = new_zeros(pairs.width, pairs.head_dim)
-        self.w_product = new_zeros(pairs.width, pairs.head_dim)
-        self.w2 = new_zeros(pairs.w2.shape)
-        of_positions = (*POSITIONS, "w_y", "w_relative", "w_distance")
-        self.positions = {
-            name: torch.zeros_like(getattr(pairs.inputs, name)) for name in of_positions if name in names
-        }
-        self.moments = []  # (A, dL/dout) of chunks that dW2 does not hold yet
-
-    def of_set(self, index: int) -> dict[str, Tensor]:
-        """The accumulators that :meth:`PositionBias.backward` of a set of positions adds to."""
-        own = {name: of_set(self.positions[name], index) for name in POSITIONS if name in self.positions}
-        return self.positions | own
-
-    def add_moments(self, moments: Tensor, upstream: Tensor) -> None:
-        """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
-        self.moments.append((moments, upstream))
-        if sum(pair[0].nbytes for pair in self.moments) >= WORKSPACE_BYTES // 4:
-            self._add_to_w2()
-
-    def _add_to_w2(self) -> None:
-        if self.moments:
-            moments, upstream = (torch.cat(parts, dim=1) for parts in zip(*self.moments, strict=True))
-            self.w2 += float32_product(moments.mT, upstream)
-            self.moments.clear()
-
-    def collect(self) -> dict[str, Tensor | None]:
-        """By the names of the arguments."""
-        self._add_to_w2()
-        grads = {name: getattr(self, name) for name in ("measure", "w_key", "w_product", "w2")} | self.positions
-        return grads | {name: getattr(self, name).permute(1, 2, 0, 3) for name in ("queries", "keys", "row")}
 
 
 def gelu_form(dtype: torch.dtype, device: torch.device) -> str:

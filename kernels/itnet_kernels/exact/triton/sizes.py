@@ -40,22 +40,12 @@ class KernelSizes(NamedTuple):
         )
 
 
-def fill(name: str, tensor: Tensor | None, given: KernelSizes, wanted: KernelSizes) -> Tensor | None:
-    """Argument ``name`` of the pair sum, or its gradient, with zeros up to the sizes ``wanted``."""
+def resize(name: str, tensor: Tensor | None, given: KernelSizes, wanted: KernelSizes) -> Tensor | None:
+    """Argument ``name`` of the pair sum, or its gradient: filled up with zeros, or cut down where sizes shrink."""
     if tensor is None or name not in _TRAILING or given == wanted:
         return tensor
     more = {"d": wanted.head_dim - given.head_dim, "w": wanted.width - given.width, ".": 0}
     tensor = tensor.unflatten(1, (given.width, given.head_dim)) if name == "w2" else tensor
     amounts = [amount for size in reversed(_TRAILING[name]) for amount in (0, more[size])]
     tensor = pad(tensor, amounts)
-    return tensor.flatten(1, 2) if name == "w2" else tensor
-
-
-def crop(name: str, tensor: Tensor | None, given: KernelSizes, wanted: KernelSizes) -> Tensor | None:
-    """The inverse of :func:`fill`: what belongs to the sizes ``given``."""
-    if tensor is None or name not in _TRAILING or given == wanted:
-        return tensor
-    keep = {"d": slice(given.head_dim), "w": slice(given.width), ".": slice(None)}
-    tensor = tensor.unflatten(1, (wanted.width, wanted.head_dim)) if name == "w2" else tensor
-    tensor = tensor[(..., *(keep[size] for size in _TRAILING[name]))]
     return tensor.flatten(1, 2) if name == "w2" else tensor
