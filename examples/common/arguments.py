@@ -206,8 +206,9 @@ def _given(parser: HfArgumentParser, options: list[str]) -> tuple[dict[str, Any]
         raise ValueError(message)
 
     parser.error = fail
-    for action in parser._actions:
-        action.default, action.required = SUPPRESS, False
+    if not {"-h", "--help"} & set(options):  # which prints the defaults
+        for action in parser._actions:
+            action.default, action.required = SUPPRESS, False
     given, unknown = parser.parse_known_args(options)
     return vars(given), unknown
 

@@ -299,6 +299,14 @@ class TestArguments:
         printed = capsys.readouterr().err.strip()
         assert stop.value.code == 2 and message in printed and "\n" not in printed
 
+    def test_help_says_the_defaults(self, load_script, capsys, monkeypatch):
+        module = load_script("common.arguments")
+        monkeypatch.setattr(sys, "argv", ["run_it.py", "--help"])
+        with pytest.raises(SystemExit) as stop:
+            module.parse(module.ModelArguments, module.DataArguments, module.ExampleTrainingArguments)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert not stop.value.code and "Of weight matrices only. (default: 0.05)" in printed
+
 
 class TestFindData:
     def test_what_can_be_got(self, load_script, tmp_path, monkeypatch, capsys):
