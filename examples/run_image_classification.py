@@ -55,6 +55,7 @@ class ImageCollator:
         labels = torch.tensor([row[label] for row in rows])
         if self.augment is not None:
             pixels = self.augment(pixels)
+        if self.mix is not None:
             pixels, labels = self.mix(pixels, labels)
         mean, std = (
             torch.tensor(values).view(-1, 1, 1) for values in (self.processor.image_mean, self.processor.image_std)
@@ -79,7 +80,9 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     augment = augmentations(
         config.image_shape, data_args.augmentation, data_args.randaugment_magnitude, data_args.erasing
     )
-    mix = MixImages(data_args.mixup, data_args.cutmix, config.num_labels)
+    mix = None
+    if data_args.mixup or data_args.cutmix:
+        mix = MixImages(data_args.mixup, data_args.cutmix, config.num_labels)
     trainer = ExampleTrainer(
         model=model,
         args=args,

@@ -41,9 +41,7 @@ class MixImages:
         self.num_labels = num_labels
 
     def __call__(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """pixels [B, C, H, W], labels [B] -> pixels, and labels [B, num_labels] if anything is mixed."""
-        if not self.kinds:
-            return pixels, labels
+        """pixels [B, C, H, W], labels [B] -> mixed pixels, and the share of every class in them [B, num_labels]."""
         mix, alpha = self.kinds[int(torch.randint(len(self.kinds), ()))]
         pixels, (first, second, share) = mix(pixels, labels, alpha)
         own, other = (F.one_hot(classes.long(), self.num_labels).float() for classes in (first, second))
