@@ -55,8 +55,8 @@ def create(
         texts=texts or (),
         **overrides,
     )
-    words = f", {model.config.vocab_size:,} tokens" if find_modality(model.config.modality).has_tokens else ""
-    typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters{words}, random weights")
+    vocabulary = f", {model.config.vocab_size:,} tokens" if find_modality(model.config.modality).has_tokens else ""
+    typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters{vocabulary}, random weights")
 
 
 @commands.command()

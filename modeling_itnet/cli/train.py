@@ -61,7 +61,7 @@ def _launch(command: list[str]) -> int:
 
 def _options(overrides: list[str]) -> list[str]:
     """["seed=1", "config_overrides.rank=4"] -> ["--seed", "1", "--config_overrides", "rank=4"]."""
-    words, settings = [], []
+    options, settings = [], []
     for override in overrides:
         name, sign, value = override.partition("=")
         if not sign:
@@ -69,5 +69,5 @@ def _options(overrides: list[str]) -> list[str]:
         if name.startswith("config_overrides."):
             settings.append(override.removeprefix("config_overrides."))
         else:
-            words += [f"--{name}", value]
-    return words + (["--config_overrides", *settings] if settings else [])
+            options += [f"--{name}", value]
+    return options + (["--config_overrides", *settings] if settings else [])

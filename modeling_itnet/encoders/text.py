@@ -75,8 +75,8 @@ class ITNetTextEncoder(nn.Module):
     def embed(self, input_ids: Tensor) -> Tensor:
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
-        words = self.word_embeddings
-        return words(check_ids(input_ids, words.weight.shape[0], "input_ids", "vocab_size"))
+        table = self.word_embeddings
+        return table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
 
     def _check_embeddings(self, embeddings: Tensor) -> Tensor:
         width = self.position_projection.out_features

@@ -46,7 +46,7 @@ def model_card(
         has_code: The folder holds the code that `trust_remote_code=True` runs.
         title: Heading of the card; by default the name without its owner.
         datasets: Hub ids of the training data.
-        about_data: What the model was trained and tested on, in words.
+        about_data: What the model was trained and tested on, as text for the card.
         preset: The model is a size that `itnet create` makes, not a folder.
     """
     with torch.device("meta"):

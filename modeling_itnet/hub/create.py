@@ -87,11 +87,11 @@ def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
     if tokenizer is not None and texts:
         raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
     if tokenizer is not None:
-        words = _load_tokenizer(tokenizer)
+        tokenizer = _load_tokenizer(tokenizer)
     else:
-        words = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
-    config.vocab_size, config.pad_token_id = len(words), words.pad_token_id
-    return config, words if maker is None else maker(config, words)
+        tokenizer = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
+    config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+    return config, tokenizer if maker is None else maker(config, tokenizer)
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:

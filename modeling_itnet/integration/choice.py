@@ -37,7 +37,8 @@ def integration_mode(config: ITNetConfig, count: int) -> str:
     """ "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
 
     What a position of a causal model sees must not change with what comes later, and neither must the way it is
-    integrated: there "auto" goes by ``max_position_embeddings``, whatever the length. A turn of "auto" is logged once.
+    integrated: there "auto" goes by ``max_position_embeddings``, whatever the length. When "auto" approximates,
+    that is logged once.
     """
     mode = requested_mode(config)
     if mode != "auto":

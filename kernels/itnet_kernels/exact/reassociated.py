@@ -7,7 +7,7 @@ Because the kernel MLP's last layer is linear, K_ij need never be formed. Per he
     out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
 
 which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is the operator ``itnet::pair_sum``
-(pair_sum.py); what has no pairs in it (q, b2, the causal normalisation) is left to autograd. README.md of this folder
+(pair_sum.py). Terms that do not depend on a pair (q, b2, the causal normalisation) are left to autograd. README.md
 derives the backward.
 """
 
