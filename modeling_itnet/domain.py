@@ -108,7 +108,7 @@ class Domain:
         return self.replaced(coordinates=coordinates, measure=measure, neighbors=neighbors)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """What belongs to the samples of this part, of a tensor [B, ...]."""
+        """The rows of a tensor [B, ...] that belong to the samples of this part."""
         return tensor if self.samples is None else tensor.index_select(0, self.samples)
 
     def replaced(self, **parts: Tensor | Coordinates | None) -> "Domain":
@@ -130,7 +130,7 @@ class Domain:
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
-        """Those of its tensors that a gradient is wanted for."""
+        """The tensors of the domain that require a gradient."""
         tensors = {name: getattr(self, name) for name in ("positions", "measure", "edge_gate")}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the table of modalities to the classes that it names."""
+"""Finds the classes that the table of modalities names."""
 
 from collections.abc import Iterator
 from importlib import import_module

@@ -51,7 +51,7 @@ class Displacements(NamedTuple):
     keys: Tensor  # [n_k]
 
     def numbers(self, rows: slice) -> Tensor:
-        """Those of the displacements of some queries and all keys: [t, n_k]."""
+        """The numbers of the displacements between some queries and all keys: [t, n_k]."""
         return self.queries[rows, None] - self.keys + len(self.table) // 2
 
 

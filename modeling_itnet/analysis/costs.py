@@ -27,7 +27,7 @@ MODES = ("exact", "monte_carlo", "low_rank")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one input (batch 1) through all layers of a model."""
+    """What one input (batch 1) costs in all layers of a model."""
 
     model: str  # an integration mode, or the peer
     positions: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trained kernels have become: local, convolutional, content-driven, causal? Per layer and head, in numbers."""
+"""How local, convolutional, content-driven and causal trained kernels have become, in numbers per layer and head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

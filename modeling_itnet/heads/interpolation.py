@@ -43,7 +43,7 @@ def shepard_interpolation(
 
 
 def _interpolate(features: Tensor, positions: Tensor, measure: Tensor, queries: Tensor, rows: Tensor | None) -> Tensor:
-    """For some queries; with ``rows``, their numbers, they see nothing that comes later."""
+    """Interpolates at some queries. With ``rows``, the numbers of these queries, they see nothing that comes later."""
     differences = queries.unsqueeze(-2) - positions.unsqueeze(-3)  # [(B,) m, n, s]
     counts = measure.unsqueeze(-2) > 0  # [B, 1, n]
     if rows is not None:

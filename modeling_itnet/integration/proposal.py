@@ -48,7 +48,7 @@ class ITNetProposal(nn.Module):
         self.key = nn.Linear(size, config.proposal_size, bias=False)  # W_b
 
     def reset_parameters(self) -> None:
-        """Close to the measure: scores are small."""
+        """Starts close to the measure: scores are small."""
         for linear in (self.query, self.key):
             init.normal_(linear.weight, std=self.config.initializer_range)
 

@@ -61,7 +61,7 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
         return cls(**{**values, **kwargs})
 
     def preprocess(self, images, *args, **kwargs):
-        """As in the base class; what is no image is named by its shape, not by its pixels."""
+        """As in the base class, but an error names the shape of what is no image, and does not print its pixels."""
         _check_images(images)
         return super().preprocess(images, *args, **kwargs)
 

@@ -62,7 +62,7 @@ class PairInputs(NamedTuple):
         return [of_set(getattr(self, name), index) for name in POSITIONS]
 
     def known_displacements(self, index: int) -> Displacements | None:
-        """Those of a set of positions, if they are given and there is a lattice."""
+        """The displacements of a set of positions, if they are given and the positions lie on a lattice."""
         entry = of_set(self.displacement_index, index)
         first, rows = entry[:2].tolist()
         if rows == 0:

@@ -39,7 +39,7 @@ class TileFamily(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What decides which configurations suit."""
+    """What the choice of a configuration depends on."""
 
     head_dim: int
     itemsize: int  # bytes of an operand's element
@@ -155,7 +155,7 @@ def is_interpreted() -> bool:
 
 
 def pinned_settings(family: TileFamily) -> dict[str, int] | None:
-    """What the environment asks for."""
+    """The configuration that the environment asks for."""
     variable = f"ITNET_{family.name.upper()}_CONFIG"
     text = os.environ.get(variable)
     if not text:

@@ -289,7 +289,7 @@ def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def dot_precision(device: torch.device) -> str:
-    """Of float32 products: that of float32, unless the user allowed TF32 in PyTorch, by its old or its new setting.
+    """The precision of float32 products: float32, unless PyTorch's old or new setting allows TF32.
 
     NVIDIA's tensor cores reach it by three TF32 products ("tf32x3"), 2^-21 relative error.
     """
