@@ -161,10 +161,8 @@ class ITNetOperator(nn.Module):
         elif measure is not None:
             raise ValueError("`measure` was given beside a `domain`, which has a measure of its own")
         losses = [] if return_proposal_loss else None
-        integral = self.integral(features, domain, losses)
-        if domain.neighbors is not None:
-            integral = domain.edge_gate.to(integral.dtype) * integral + self.edge_integral(features, domain)
-        out = self._joined(self.output(integral) + self.residual(features), domain)
+        out = self.output(self.integral(features, domain, losses)) + self.residual(features)
+        out = self._joined(out, domain)
         return (out, losses[0] if losses else None) if return_proposal_loss else out
 
     def integral(self, features: Tensor, domain: Domain, losses: list[Tensor] | None = None) -> Tensor:
@@ -188,24 +186,20 @@ class ITNetOperator(nn.Module):
                     is_causal=self.is_causal,
                     backend=self.config.backend,
                 )
+            if part.neighbors is not None:
+                out = part.edge_gate.to(out.dtype) * out + self._edge_integral(heads, part)
             integrals.append(out.flatten(-2))
         return merge(parts, integrals)
 
-    def edge_integral(self, features: Tensor, domain: Domain) -> Tensor:
-        """The heads' integrals over the edges of each query only, all of them in every mode: [B, n, d]."""
-        integrals, parts = [], domain.resolve(self.config, self.training)
-        for part in parts:
-            heads = part.of(features).unflatten(-1, (self.num_heads, -1))
-            indices, omega = part.edges
-            if part.mode == "low_rank":
-                phi, psi = self.factors.factors(heads, part)
-                bias = self.factors.bias
-                out = sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
-            else:
-                kernel = self.kernel(part.frequencies)
-                out = sampled_transform(heads, part.coordinates, kernel, indices=indices, coefficients=omega)
-            integrals.append(out.flatten(-2))
-        return merge(parts, integrals)
+    def _edge_integral(self, heads: Tensor, domain: Domain) -> Tensor:
+        """The integral over the edges of each query only, all of them in every mode."""
+        indices, omega = domain.edges
+        if domain.mode == "low_rank":
+            phi, psi = self.factors.factors(heads, domain)
+            bias = self.factors.bias
+            return sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
+        kernel = self.kernel(domain.frequencies)
+        return sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
 
     def _sampled_integral(self, heads: Tensor, domain: Domain, losses: list[Tensor] | None) -> Tensor:
         """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators of a model are called with, for whoever looks at kernels from outside."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,18 @@ def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str)
     return {key: value for key, value in inputs.items() if key != "labels" and value is not None}
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context the model is in evaluation mode."""
+    was_training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in was_training:
+            module.training = True
+
+
 @torch.no_grad()
 def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[OperatorInput]:
     """Runs the model on ``inputs`` in evaluation mode and returns what each of its operators was called with."""
@@ -38,12 +51,10 @@ def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = 
         operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:2])))
         for operator in find_operators(model)
     ]
-    was_training = [module for module in model.modules() if module.training]
     try:
-        model.eval()(**inputs)
+        with evaluating(model):
+            model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
-        for module in was_training:
-            module.training = True
     return captured

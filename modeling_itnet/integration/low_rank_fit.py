@@ -2,8 +2,7 @@
 """From exact to low-rank integration: fits Phi and Psi of every layer to the operator of a trained model."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,7 @@ from itnet_kernels import Factor, low_rank_transform
 
 from ..domain import Domain
 from ..operator import ITNetOperator, find_operators
-from .capture import OperatorInput, forward_arguments, operator_inputs
+from .capture import OperatorInput, evaluating, forward_arguments, operator_inputs
 from .choice import integrating
 from .factors import ITNetFactors
 
@@ -125,7 +124,7 @@ class _LayerProblem:
     def __init__(self, operator: ITNetOperator, inputs: list[OperatorInput]):
         self.inputs, self.targets, self.real = [], [], []
         for features, domain in inputs:
-            integral = operator.integral(features, domain).float()
+            integral = operator.integral(features, domain.replaced(neighbors=None)).float()  # whatever the edges
             heads = features.float().unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
             self.inputs.append((heads, domain))
             self.real.append((domain.measure > 0)[..., None, None])  # what comes out at padding does not matter
@@ -173,7 +172,7 @@ class _ModelProblem:
         domains = [operator_inputs(base, batch)[0].domain for batch in batches]
         self.real = [(domain.measure > 0).unsqueeze(-1) for domain in domains]  # [B, n, 1]
         self.num_samples = sum(len(real) for real in self.real)
-        with _evaluation(base):
+        with evaluating(base):
             self.targets = [base(**batch).last_hidden_state for batch in batches]
 
     def outcome(self, index: int) -> tuple[Tensor, Tensor]:
@@ -182,12 +181,12 @@ class _ModelProblem:
 
     def error(self) -> float:
         """The relative error of the model as it is."""
-        with _evaluation(self.base):
+        with evaluating(self.base):
             return _relative_error(self.outcome, len(self.batches))
 
     def fit(self, fitted: list[ITNetFactors], steps: int, learning_rate: float, bar) -> float:
         """Trains the factors of all layers and returns the relative error; keeps the start if nothing is gained."""
-        with _evaluation(self.base):
+        with evaluating(self.base):
             start = [copy.deepcopy(factors.state_dict()) for factors in fitted]
             start_error = _relative_error(self.outcome, len(self.batches))
             parameters = [parameter for factors in fitted for parameter in factors.parameters()]
@@ -224,16 +223,6 @@ def _relative_error(outcome: Outcome, count: int) -> float:
     pairs = [outcome(index) for index in range(count)]
     difference = sum((actual - wanted).float().square().sum() for actual, wanted in pairs)
     return float((difference / sum(wanted.float().square().sum() for _, wanted in pairs).clamp(min=1e-30)).sqrt())
-
-
-@contextmanager
-def _evaluation(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
 
 
 def _regressors(factors: ITNetFactors, heads: Tensor, domain: Domain) -> Tensor:
