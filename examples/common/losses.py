@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from modeling_itnet.heads.common import batch_share, label_loss
+from torch.nn import functional as F
 
 
 def peer_loss(label_smoothing: float = 0.0) -> Callable:
@@ -16,8 +15,12 @@ def peer_loss(label_smoothing: float = 0.0) -> Callable:
     """
 
     def loss(outputs, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits, soft = outputs["logits"].flatten(0, -2).float(), labels.is_floating_point()
         smoothing = label_smoothing if torch.is_grad_enabled() else 0.0
-        mean = label_loss(outputs["logits"], labels, "single_label_classification", smoothing)
-        return mean * batch_share(labels, num_items_in_batch)
+        total = F.cross_entropy(
+            logits, labels if soft else labels.flatten(), reduction="sum", label_smoothing=smoothing
+        )
+        items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return total * (labels.shape[-1] if soft else 1) / items  # the Trainer counts all numbers of soft labels
 
     return loss

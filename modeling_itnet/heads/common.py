@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the heads share: the losses of labels, the part of the proposal loss, and the classifier of pooled features.
-
-A head adds the loss of the proposal to its own in one line, `loss = self.total_loss(...)`. It takes `label_smoothing`
-as a keyword of the call where its labels are classes.
-"""
+"""What the heads share: labels and their loss, the proposal loss beside it, and the classifier of pooled features."""
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +17,10 @@ from ..outputs import ITNetModelOutput, ITNetSequenceClassifierOutput
 logger = logging.get_logger(__name__)
 
 
-def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None) -> str:
-    """The kind of problem that ``labels`` are for, given ``logits`` [..., C]; says what is wrong with them.
-
-    "single_label_classification": class indices [...] from 0 to C - 1, or -100 for none, or the share of each class
-    [..., C], as MixUp makes them. Else numbers, one for each of the logits. Without ``problem_type`` it follows from C
-    and the dtype of the labels, as in Transformers' losses.
-    """
-    shape, per_class = list(check_tensor(labels, "labels").shape), list(logits.shape)
+def check_labels(labels: Tensor, logits: Tensor, problem_type: str) -> None:
+    """Says what is wrong with the labels of ``logits`` [..., C]; `ITNetHead.task_loss` says how they should be."""
+    shape, per_class = list(labels.shape), list(logits.shape)
     *samples, classes = per_class
-    if problem_type is None:
-        is_index = labels.dtype in (torch.int32, torch.int64)
-        problem_type = "single_label_classification" if is_index else "multi_label_classification"
-        problem_type = "regression" if classes == 1 else problem_type
     are_classes = problem_type == "single_label_classification"
     are_shares = are_classes and labels.is_floating_point() and shape == per_class
     expected, what = samples, "class indices" if are_classes else "one number for each"
@@ -45,7 +32,7 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None
     if are_classes and not are_shares and labels.is_floating_point():
         raise ValueError(f"`labels` ({labels.dtype}) must be integers: {what} from 0 to {classes - 1}")
     if not are_classes or not may_look_at(labels):
-        return problem_type
+        return
     if are_shares and not ((labels >= 0).all() and ((labels.float().sum(-1) - 1).abs() < 0.01).all()):
         raise ValueError(
             f"`labels` {shape} must be shares of the classes, which are not negative and sum to 1; for several "
@@ -57,49 +44,16 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str | None = None
             f"`labels` hold {strange[0].item()}, but there are {classes} classes: they must be from 0 to "
             f"{classes - 1}, or -100 where there is none"
         )
-    return problem_type
-
-
-def label_loss(logits: Tensor, labels: Tensor, problem_type: str, label_smoothing: float = 0.0, **kwargs) -> Tensor:
-    """The mean loss of ``logits`` [..., C] over checked ``labels``: squared error, binary or plain cross entropy.
-
-    Cross entropy is -sum_c t_c log softmax(logits)_c. t_c is the share of class c, which is 1 or 0 for class indices;
-    with ``label_smoothing`` s it is (1 - s) t_c + s / C.
-    """
-    logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    if problem_type != "single_label_classification":
-        if label_smoothing:
-            raise ValueError(f"`label_smoothing` ({label_smoothing}) is for classes, not for {problem_type!r}")
-        loss = F.mse_loss if problem_type == "regression" else F.binary_cross_entropy_with_logits
-        return loss(logits, labels.to(logits).view_as(logits))
-    labels, count = labels.to(logits.device).view(len(logits), -1), len(logits)
-    if labels.is_floating_point():
-        labels = labels.to(logits.dtype)
-    else:
-        labels = labels.squeeze(-1)
-        count = (labels != -100).sum().clamp(min=1)  # a part of a batch may have no label
-    return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing) / count
-
-
-def batch_share(labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor | float:
-    """The factor that turns the mean over a batch into its part of the mean over all batches of an optimizer step.
-
-    Trainer counts ``num_items_in_batch``, the labels other than -100 of all accumulated batches and all processes. A
-    mean over the labels of one batch, times (labels here / labels of all), adds up to the mean over all of them. The
-    factor is 1 where nobody counts, or where ``labels`` are not given.
-    """
-    if labels is None or num_items_in_batch is None:
-        return 1.0
-    return (labels != -100).sum() / num_items_in_batch
 
 
 class ITNetHead(ITNetPreTrainedModel):
-    """An ITNetModel with a read-out and a loss. A head names its ``modality`` and has an explicit forward, which calls
-    `self.itnet` and then `read_out`; it defines `scores`, from features to logits, and `task_loss`.
+    """An ITNetModel with a read-out and a loss. The forward of a head has four steps: `self.itnet`, from the output of
+    which it makes its logits, of which `task_loss` is the mean loss, from all of which `output` makes what it returns.
     """
 
     modality: str
     output_class: type[ModelOutput] = ITNetSequenceClassifierOutput
+    problem_type: str | None = None  # of heads for which `config.problem_type` is no choice
     takes_label_smoothing = True  # as the keyword `label_smoothing` of a call
 
     def __init__(self, config: ITNetConfig):
@@ -112,38 +66,64 @@ class ITNetHead(ITNetPreTrainedModel):
         self.itnet = ITNetModel(config)
         self.main_input_name = self.itnet.main_input_name
 
-    def read_out(self, outputs: ITNetModelOutput, labels: Tensor | None, **kwargs) -> ModelOutput:
-        logits = self.scores(outputs)
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        loss = self.total_loss(loss, outputs.proposal_loss, labels, **kwargs)
-        return self.output_class(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, proposal_loss=outputs.proposal_loss
-        )
+    def task_loss(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, **kwargs) -> Tensor:
+        """The mean loss of ``logits`` [..., C] over all ``labels`` of a batch, by `config.problem_type`.
 
-    def task_loss(self, logits: Tensor, labels: Tensor, **kwargs) -> Tensor:
-        """The mean over all labels of a batch."""
-        # Noted in the config, as Transformers' losses do: pipelines look there which function goes with the logits.
-        self.config.problem_type = check_labels(labels, logits, self.config.problem_type)
-        return label_loss(logits, labels, self.config.problem_type, **kwargs)
+        - "single_label_classification": -sum_c t_c log softmax(logits)_c. The labels are class indices [...] from 0 to
+          C - 1, or -100 for none, or shares t_c of the classes [..., C], as MixUp makes them. ``label_smoothing`` s
+          puts (1 - s) t_c + s / C in place of t_c.
+        - "multi_label_classification", "regression": binary cross entropy or squared error. There is a label for each
+          of the logits.
 
-    def total_loss(
-        self, loss: Tensor | None, proposal_loss: Tensor | None, labels: Tensor | None, num_items_in_batch=None, **_
-    ) -> Tensor | None:
-        """(loss + lambda proposal_loss) share, with lambda = `config.proposal_loss_weight`.
-
-        ``loss`` is the mean over the ``labels`` of the batch, and None if there are none; `batch_share` explains the
-        share, by which batches that are accumulated add up.
+        If the config does not say, it follows from C and the dtype of the labels, as in Transformers' losses. These
+        note it in the config, too, where pipelines look which function goes with the logits.
         """
-        if proposal_loss is not None and loss is not None:
-            loss = loss + self.config.proposal_loss_weight * proposal_loss
-        elif proposal_loss is not None and not torch.compiler.is_compiling():
+        is_index = check_tensor(labels, "labels").dtype in (torch.int32, torch.int64)
+        kind = self.problem_type or self.config.problem_type
+        if kind is None:
+            kind = "single_label_classification" if is_index else "multi_label_classification"
+            kind = self.config.problem_type = "regression" if logits.shape[-1] == 1 else kind
+        check_labels(labels, logits, kind)
+        logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+        if kind != "single_label_classification":
+            if label_smoothing:
+                raise ValueError(f"`label_smoothing` ({label_smoothing}) is for classes, not for {kind!r}")
+            loss = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
+            return loss(logits, labels.to(logits).view_as(logits))
+        if labels.is_floating_point():
+            labels, count = labels.to(logits).view_as(logits), len(logits)
+        else:
+            labels = labels.to(logits.device).flatten()
+            count = (labels != -100).sum().clamp(min=1)  # a part of a batch may have no label
+        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing) / count
+
+    def output(
+        self,
+        outputs: ITNetModelOutput,
+        loss: Tensor | None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **predictions: Tensor,
+    ) -> ModelOutput:
+        """What the head returns, with (loss + lambda proposal_loss) share as its loss.
+
+        ``loss`` is the mean over the ``labels`` of a batch, or None. Trainer counts ``num_items_in_batch``, the labels
+        other than -100 of all accumulated batches and all processes. The share is (labels here / labels of all), by
+        which the losses of the batches add up to the mean over all labels, or 1 where nobody counts.
+        """
+        if loss is not None and outputs.proposal_loss is not None:
+            loss = loss + self.config.proposal_loss_weight * outputs.proposal_loss
+        elif outputs.proposal_loss is not None and not torch.compiler.is_compiling():
             logger.warning_once(
                 "The proposals of Monte Carlo integration are trained by a loss of their own, which the model adds to "
                 "its loss when it gets `labels`. A loss that is computed outside must add "
                 "`config.proposal_loss_weight * output.proposal_loss`. Label smoothing needs no loss outside: "
                 "ITNetTrainer hands it to the model"
             )
-        return None if loss is None else loss * batch_share(labels, num_items_in_batch)
+        if loss is not None and labels is not None and num_items_in_batch is not None:
+            loss = loss * ((labels != -100).sum() / num_items_in_batch)
+        proposal_loss, hidden_states = outputs.proposal_loss, outputs.hidden_states
+        return self.output_class(loss=loss, **predictions, hidden_states=hidden_states, proposal_loss=proposal_loss)
 
 
 class ITNetClassifier(nn.Linear):
@@ -179,6 +159,3 @@ class ITNetPooledClassifier(ITNetHead):
         super().__init__(config)
         self.classifier = ITNetClassifier(config, self.num_inputs)
         self.post_init()
-
-    def scores(self, outputs: ITNetModelOutput) -> Tensor:
-        return self.classifier(outputs.pooler_output)

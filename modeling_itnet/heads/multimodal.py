@@ -19,7 +19,7 @@ VQA_V2_ANSWERS = 3129
 
 
 class ITNetImageTextInputs:
-    """The forward of heads that read images with a text: a head goes on with `read_out`."""
+    """The forward of heads that read images with a text: each text with one image, or several."""
 
     modality = "multimodal"
 
@@ -52,7 +52,9 @@ class ITNetImageTextInputs:
         }
         pixel_values, text = self.pairs(pixel_values, text)
         outputs = self.itnet(pixel_values=pixel_values, **text, **kwargs)
-        return self.read_out(outputs, labels, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
+        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
 
     def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor | None, dict]:
         """The images [M, C, H, W], and the texts that go with them."""

@@ -81,6 +81,7 @@ class ITNetQueryLayer(nn.Module):
 class ITNetForSignalRegression(ITNetHead):
     modality = "signal"
     main_input_name = "signal_values"
+    output_class = SignalRegressionOutput
     accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
     takes_label_smoothing = False
 
@@ -137,13 +138,7 @@ class ITNetForSignalRegression(ITNetHead):
         hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)
-        loss = self.total_loss(loss, outputs.proposal_loss, labels=None)
-        return SignalRegressionOutput(
-            loss=loss,
-            predictions=predictions,
-            hidden_states=outputs.hidden_states,
-            proposal_loss=outputs.proposal_loss,
-        )
+        return self.output(outputs, loss, predictions=predictions)
 
     def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
         dim = self.config.position_dim

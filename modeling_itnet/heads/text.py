@@ -18,11 +18,11 @@ from ..outputs import (
     ITNetQuestionAnsweringModelOutput,
     ITNetTokenClassifierOutput,
 )
-from .common import ITNetClassifier, ITNetHead, ITNetPooledClassifier, check_labels, label_loss
+from .common import ITNetClassifier, ITNetHead, ITNetPooledClassifier
 
 
 class ITNetTextInputs:
-    """The forward of heads that read a text and `labels`: a head goes on with `read_out`, from the model's output."""
+    """The forward of heads that read a text and have `labels`: a head defines its `scores`, the logits."""
 
     modality = "text"
     main_input_name = "input_ids"
@@ -57,7 +57,9 @@ class ITNetTextInputs:
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        return self.read_out(outputs, labels, **kwargs)
+        logits = self.scores(outputs)
+        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
+        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
 
 
 @auto_docstring(
@@ -67,15 +69,8 @@ class ITNetTextInputs:
     """
 )
 class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
-    pass
-
-
-class ITNetTokenHead(ITNetTextInputs, ITNetHead):
-    """A class for every token of a text that has a label."""
-
-    def task_loss(self, logits: Tensor, labels: Tensor, **kwargs) -> Tensor:
-        kind = check_labels(labels, logits, "single_label_classification")
-        return label_loss(logits, labels, kind, **kwargs)
+    def scores(self, outputs: ITNetModelOutput) -> Tensor:
+        return self.classifier(outputs.pooler_output)
 
 
 @auto_docstring(
@@ -83,8 +78,9 @@ class ITNetTokenHead(ITNetTextInputs, ITNetHead):
     ITNet with a masked language modeling head, its output weights tied to the token embeddings.
     """
 )
-class ITNetForMaskedLM(ITNetTokenHead):
+class ITNetForMaskedLM(ITNetTextInputs, ITNetHead):
     output_class = ITNetMaskedLMOutput
+    problem_type = "single_label_classification"  # of every token that has a label
     _tied_weights_keys = {"lm_head.decoder.weight": "itnet.encoder.word_embeddings.weight"}
 
     def __init__(self, config: ITNetConfig):
@@ -113,8 +109,9 @@ class ITNetForMaskedLM(ITNetTokenHead):
     ITNet with a token classification head: a linear layer on every token.
     """
 )
-class ITNetForTokenClassification(ITNetTokenHead):
+class ITNetForTokenClassification(ITNetTextInputs, ITNetHead):
     output_class = ITNetTokenClassifierOutput
+    problem_type = "single_label_classification"  # of every token that has a label
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -134,6 +131,7 @@ class ITNetForTokenClassification(ITNetTokenHead):
 class ITNetForQuestionAnswering(ITNetHead):
     modality = "text"
     main_input_name = "input_ids"
+    output_class = ITNetQuestionAnsweringModelOutput
     accepts_loss_kwargs = False  # the loss is a mean over the batch
     takes_label_smoothing = False
 
@@ -166,11 +164,4 @@ class ITNetForQuestionAnswering(ITNetHead):
         outputs = self.itnet(attention_mask=attention_mask, inputs_embeds=inputs_embeds, **text, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, n] each
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)  # None without positions
-        loss = self.total_loss(loss, outputs.proposal_loss, labels=None)
-        return ITNetQuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            proposal_loss=outputs.proposal_loss,
-        )
+        return self.output(outputs, loss, start_logits=start_logits, end_logits=end_logits)

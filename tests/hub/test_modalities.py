@@ -68,7 +68,10 @@ class ITNetForTideClassification(ITNetPooledClassifier):
     modality = "tides"
 
     def forward(self, levels=None, hours=None, labels=None, **kwargs):
-        return self.read_out(self.itnet(levels=levels, hours=hours, **kwargs), labels, **kwargs)
+        outputs = self.itnet(levels=levels, hours=hours, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
+        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
 
 
 class TideProcessor(FeatureExtractionMixin):

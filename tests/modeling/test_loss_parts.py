@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import Trainer, TrainingArguments
 
 from modeling_itnet import (
@@ -16,7 +17,6 @@ from modeling_itnet import (
     ITNetForTokenClassification,
     ITNetForVisualQuestionAnswering,
 )
-from modeling_itnet.heads.common import batch_share
 
 ROWS, LENGTH = 5, 7
 
@@ -150,12 +150,26 @@ def test_parts_of_a_batch(tiny_config, shake, tmp_path, name):
     assert first_step(model, data, part, 2, tmp_path) == pytest.approx(expected, rel=1e-5)
 
 
-def test_shares_add_up():
-    """Sum of (mean of a part) x (share of the part) is the mean over what is not -100."""
+def test_shares_add_up(tiny_config, shake):
+    """Parts of a batch, one of them without any label, add up to the mean over what is not -100; so do the parts of
+    the proposal loss."""
     torch.manual_seed(0)
-    labels, losses = torch.tensor([1, -100, 2, 3, -100, -100, 5]), torch.rand(7)
+    model = shake(ITNetForMaskedLM(tiny_config("text", integration_mode="monte_carlo"))).eval()
+    labels = SOME_TOKENS.clone()
+    labels[3:] = -100
     asked = labels != -100
-    parts = [slice(0, 2), slice(2, 3), slice(3, 7)]
-    total = sum(losses[p][asked[p]].mean() * batch_share(labels[p], asked.sum()) for p in parts)
-    torch.testing.assert_close(total, losses[asked].mean())
-    assert batch_share(labels, None) == batch_share(None, 3) == 1.0
+    logits, parts = model(input_ids=TOKENS).logits, (slice(0, 1), slice(1, 3), slice(3, 5))
+    expected = F.cross_entropy(logits[asked], labels[asked])
+    losses = [model(input_ids=TOKENS[p], labels=labels[p], num_items_in_batch=asked.sum()).loss for p in parts]
+    assert losses[2] == 0
+    torch.testing.assert_close(sum(losses), expected)
+    torch.testing.assert_close(model(input_ids=TOKENS, labels=labels).loss, expected)
+    for part in parts:
+        values = []
+        for weight in (0.0, 1.0):
+            model.train().config.proposal_loss_weight = weight
+            torch.manual_seed(1)
+            given = {"input_ids": TOKENS[part], "labels": labels[part], "num_items_in_batch": asked.sum()}
+            values.append(model(**given))
+        share = asked[part].sum() / asked.sum()
+        torch.testing.assert_close(values[1].loss - values[0].loss, share * values[1].proposal_loss)
