@@ -25,11 +25,11 @@ from .heads.text import (
 )
 from .hub import export_to_hub_folder
 from .hub.auto import register_auto_classes, register_modality
-from .hub.multimodal_checkpoints import from_image_and_text_checkpoints
 from .integration.low_rank_fit import LowRankReport
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .operator import ITNetFourierFeatures, ITNetOperator
 from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
+from .training.multimodal_start import from_image_and_text_checkpoints
 from .training.optimization import optimizer_param_groups
 
 register_auto_classes()
