@@ -9,8 +9,10 @@ from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
+from itnet_kernels.weights import KERNEL_INPUTS, kernel_group_sizes
+
 from .modalities import find_modality
-from .rules import KERNEL_INPUTS, check_config, check_kernel_inputs, check_names, check_num_labels
+from .rules import check_config, check_kernel_inputs, check_names, check_num_labels
 
 logger = logging.get_logger(__name__)
 _GENERATION_DEFAULTS = GenerationConfig()
@@ -457,10 +459,8 @@ class ITNetConfig(PreTrainedConfig):
     @property
     def kernel_group_sizes(self) -> dict[str, int]:
         """Columns of `W1` that each kernel input group takes, in their order."""
-        sizes = dict.fromkeys(("x", "y", "x-y"), self.position_size)
-        sizes["distance"] = 1
-        sizes |= dict.fromkeys(("u_x", "u_y", "u_x*u_y"), self.head_dim)
-        return {group: sizes[group] for group in KERNEL_INPUTS if group in self.kernel_inputs}
+        sizes = kernel_group_sizes(self.num_fourier_features, self.position_dim, self.head_dim)
+        return {group: sizes[group] for group in self.kernel_inputs}
 
     @property
     def kernel_input_size(self) -> int:

@@ -13,10 +13,9 @@ from numbers import Integral
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from .modalities import MODALITIES, find_modality
+from itnet_kernels import KERNEL_INPUTS
 
-# Input groups of the kernel MLP, in the order of Eq. kernel_input. Columns of W1 follow this order.
-KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
+from .modalities import MODALITIES, find_modality
 
 _MAY_BE_ZERO = (
     "num_fourier_features",
