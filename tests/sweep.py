@@ -22,7 +22,8 @@ VECTORS_OF_2013 = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX
 
 def row(capability: str | None, threads: int, seed: int | None = None, environment: dict[str, str] | None = None):
     """One run: ATEN_CPU_CAPABILITY (None: whatever the CPU has), threads per process, seed of a random order."""
-    variables = {"OMP_NUM_THREADS": str(threads)} | (environment or {})
+    # Threads that wait sleep: spinning, they would take the cores from each other and from whatever else runs.
+    variables = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | (environment or {})
     if capability is not None:
         variables["ATEN_CPU_CAPABILITY"] = capability
     return {"capability": capability, "seed": seed, "threads": threads, "variables": variables}
