@@ -6,7 +6,7 @@ each followed by its value in brackets.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral
@@ -43,24 +43,60 @@ RANGES = {
 
 def check_config(config) -> None:
     """Raise a `ValueError` for the first rule that `config` breaks."""
-    check_ranges(config)
-    check_kernel_inputs(config.kernel_inputs)
-    check_heads(config)
-    check_patches(config)
-    check_modality(config)
-    check_tokens(config)
-    check_num_labels(config.num_labels)
-    check_measure(config)
-    check_activation(config.hidden_act)
-
-
-def check_ranges(config) -> None:
     own = {field.name for field in fields(config)} - {field.name for field in fields(PreTrainedConfig)}
     for name in sorted(own.difference(_RULES_OF_THEIR_OWN)):
         value = getattr(config, name)
         holds, rule = RANGES.get(name, _POSITIVE)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not holds(value):
             raise ValueError(f"`{name}` ({value}) {rule}")
+    check_kernel_inputs(config.kernel_inputs)
+    check_num_labels(config.num_labels)
+    for is_broken, message in _combinations(config):
+        if is_broken:
+            raise ValueError(message)
+
+
+def _combinations(c) -> Iterator[tuple[bool, str]]:
+    """Whether a configuration breaks a rule, and what to say then. A rule may rely on those before it."""
+    from transformers.activations import ACT2FN  # imports torch: only when a configuration is made
+
+    yield c.hidden_act not in ACT2FN, f"`hidden_act` ({c.hidden_act!r}) must be one of {sorted(ACT2FN)}"
+    heads = f"`num_attention_heads` ({c.num_attention_heads})"
+    yield c.hidden_size % c.num_attention_heads > 0, f"`hidden_size` ({c.hidden_size}) must be a multiple of {heads}"
+
+    image, patch = f"`image_size` ({c.image_size})", f"`patch_size` ({c.patch_size})"
+    yield len(c.image_shape) != 2, f"{image} must be one number or (height, width)"
+    yield not c.patch_sizes, f"{patch} must hold at least one patch size"
+    yield min(c.image_shape) < 1, f"{image} must be positive"
+    yield min(c.patch_sizes) < 1, f"{patch} must be positive"
+    is_uneven = any(side % size for side in c.image_shape for size in c.patch_sizes)
+    yield is_uneven, f"{image} must be a multiple of {patch} along each side, for every patch size"
+
+    row = find_modality(c.modality)
+    modality, dimension = f"`modality` ({c.modality!r})", f"`position_dim` ({c.position_dim})"
+    yield c.position_dim is None, f"{dimension} must be given for {modality}"
+    is_other = not row.has_free_position_dim and c.position_dim != row.position_dim
+    yield is_other, f"{dimension} must be {row.position_dim} for {modality}"
+    for is_wanted, need, field in (
+        (c.pooling == "cls", "`pooling` ('cls') needs a [CLS] position", "has_cls"),
+        (c.is_causal, "`is_causal` (True) needs ordered positions", "is_ordered"),
+    ):
+        able = ", ".join(name for name, other in MODALITIES.items() if getattr(other, field))
+        yield is_wanted and not getattr(row, field), f"{need}, which {modality} does not have; only {able} do"
+    is_outside = row.has_tokens and c.pad_token_id is not None and not 0 <= c.pad_token_id < c.vocab_size
+    size = f"from 0 to {c.vocab_size - 1}, below `vocab_size` ({c.vocab_size})"
+    yield is_outside, f"`pad_token_id` ({c.pad_token_id}) must be {size}, or None"
+
+    measure = f"`measure` ({c.measure!r})"
+    joint = " or ".join(repr(name) for name, other in MODALITIES.items() if other.parts)
+    yield (
+        c.measure != "uniform" and not row.parts,
+        f"{measure} weighs modalities against each other, so {modality} must be {joint}; a single modality takes "
+        "'uniform'",
+    )
+    weights = (1,) * len(row.parts) if isinstance(c.measure, str) else c.measure
+    is_wrong = len(weights) != len(row.parts) or not all(0 < weight < math.inf for weight in weights)
+    yield is_wrong, f"{measure} must hold one positive weight for each of {', '.join(row.parts)}"
 
 
 def check_kernel_inputs(names) -> None:
@@ -70,61 +106,6 @@ def check_kernel_inputs(names) -> None:
     repeated = [name for name in KERNEL_INPUTS if list(names).count(name) > 1]
     if repeated:
         raise ValueError(f"`kernel_inputs` ({list(names)}) names {repeated} more than once")
-
-
-def check_heads(config) -> None:
-    if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"`hidden_size` ({config.hidden_size}) must be a multiple of "
-            f"`num_attention_heads` ({config.num_attention_heads})"
-        )
-
-
-def check_patches(config) -> None:
-    if not isinstance(config.image_size, int) and len(config.image_size) != 2:
-        raise ValueError(f"`image_size` ({config.image_size}) must be one number or (height, width)")
-    if not config.patch_sizes:
-        raise ValueError(f"`patch_size` ({config.patch_size}) must hold at least one patch size")
-    for name, sizes in (("image_size", config.image_shape), ("patch_size", config.patch_sizes)):
-        if min(sizes) < 1:
-            raise ValueError(f"`{name}` ({getattr(config, name)}) must be positive")
-    if any(side % patch for side in config.image_shape for patch in config.patch_sizes):
-        raise ValueError(
-            f"`image_size` ({config.image_size}) must be a multiple of `patch_size` ({config.patch_size}) along each "
-            "side, for every patch size"
-        )
-
-
-def check_modality(config) -> None:
-    row = find_modality(config.modality)
-    if config.position_dim is None:
-        raise ValueError(f"`position_dim` (None) must be given for `modality` ({row.name!r})")
-    if not row.has_free_position_dim and config.position_dim != row.position_dim:
-        raise ValueError(
-            f"`position_dim` ({config.position_dim}) must be {row.position_dim} for `modality` ({row.name!r})"
-        )
-    if config.pooling == "cls" and not row.has_cls:
-        raise ValueError(
-            f"`pooling` ('cls') needs a [CLS] position, which `modality` ({row.name!r}) does not have; "
-            f"only {_names_with('has_cls')} do"
-        )
-    if config.is_causal and not row.is_ordered:
-        raise ValueError(
-            f"`is_causal` (True) needs ordered positions, which `modality` ({row.name!r}) does not have; "
-            f"only {_names_with('is_ordered')} do"
-        )
-
-
-def _names_with(property_name: str) -> str:
-    return ", ".join(name for name, row in MODALITIES.items() if getattr(row, property_name))
-
-
-def check_tokens(config) -> None:
-    padding, size = config.pad_token_id, config.vocab_size
-    if find_modality(config.modality).has_tokens and padding is not None and not 0 <= padding < size:
-        raise ValueError(
-            f"`pad_token_id` ({padding}) must be from 0 to {size - 1}, below `vocab_size` ({size}), or None"
-        )
 
 
 def check_num_labels(count) -> None:
@@ -139,27 +120,3 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
         if name not in known:
             nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ValueError(f"`{name}` is no argument of {owner}; the nearest that is one is `{nearest}`")
-
-
-def check_measure(config) -> None:
-    measure = config.measure
-    if measure == "uniform":
-        return
-    parts = find_modality(config.modality).parts
-    if not parts:
-        joint = " or ".join(repr(name) for name, row in MODALITIES.items() if row.parts)
-        raise ValueError(
-            f"`measure` ({measure!r}) weighs modalities against each other, so `modality` ({config.modality!r}) "
-            f"must be {joint}; a single modality takes 'uniform'"
-        )
-    if measure == "balanced":
-        return
-    if len(measure) != len(parts) or not all(0 < weight < math.inf for weight in measure):
-        raise ValueError(f"`measure` ({measure!r}) must hold one positive weight for each of {', '.join(parts)}")
-
-
-def check_activation(name: str) -> None:
-    from transformers.activations import ACT2FN  # imports torch: only when a configuration is made
-
-    if name not in ACT2FN:
-        raise ValueError(f"`hidden_act` ({name!r}) must be one of {sorted(ACT2FN)}")
