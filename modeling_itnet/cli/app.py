@@ -47,8 +47,10 @@ def load_model(folder: Path) -> ITNetPreTrainedModel:
     return model_class(load_config(str(folder))).from_pretrained(folder).eval()
 
 
-def check_new_folder(folder: Path, overwrite: bool = False) -> None:
-    """Refuses to write a checkpoint to a folder that holds files already, unless the user says so."""
+def check_new_folder(folder: Path, overwrite: bool, source: Path | None = None) -> None:
+    """Refuses to write a checkpoint over its source, and to a folder with other files unless the user says so."""
+    if source is not None and source.resolve() == folder.resolve():
+        raise ValueError(f"what is made of {source} needs another folder than {folder}")
     if folder.is_file():
         raise ValueError(f"{folder} is a file, not a folder")
     if overwrite or not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):

@@ -42,9 +42,7 @@ def bench(
     if as_json:
         print_json({"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results})
         return
-    lines = [
-        (str(row["positions"]), row["model"], f"{row['forward_ms']:.2f}", f"{row['total_ms']:.2f}") for row in results
-    ]
+    lines = [(f"{r['positions']}", r["model"], f"{r['forward_ms']:.2f}", f"{r['total_ms']:.2f}") for r in results]
     headings = ("positions", "model", "forward ms", "forward + backward ms")
     print_table(f"one layer of {model}, one input, float32, {device}", headings, lines, texts=["model"])
 

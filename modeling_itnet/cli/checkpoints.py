@@ -46,14 +46,7 @@ def create(
     overrides = {"integration_mode": mode, "num_labels": num_labels}
     overrides = {name: value for name, value in overrides.items() if value is not None} | _settings(settings or [])
     model = create_checkpoint(
-        preset,
-        folder,
-        task=task,
-        modality=modality,
-        seed=seed,
-        tokenizer=tokenizer,
-        texts=texts or (),
-        **overrides,
+        preset, folder, task=task, modality=modality, seed=seed, tokenizer=tokenizer, texts=texts or (), **overrides
     )
     vocabulary = f", {model.config.vocab_size:,} tokens" if find_modality(model.config.modality).has_tokens else ""
     typer.echo(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters{vocabulary}, random weights")
@@ -68,7 +61,7 @@ def export(
     overwrite: Annotated[bool, _OVERWRITE] = False,
 ) -> None:
     """Write a folder that loads with trust_remote_code=True where this package is not installed."""
-    _check_target("export", checkpoint, folder, overwrite)
+    check_new_folder(folder, overwrite, checkpoint)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     export_to_hub_folder(model, folder, processors, max_shard_size=max_shard_size)
     typer.echo(f"{folder}: load it with trust_remote_code=True")
@@ -100,16 +93,14 @@ def convert(
     """Switch a trained exact model to low-rank or Monte Carlo integration."""
     if to not in ("low_rank", "auto", "monte_carlo"):
         raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto' or 'monte_carlo'")
-    _check_target("conversion", checkpoint, folder, overwrite)
+    check_new_folder(folder, overwrite, checkpoint)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     report = None
     if to == "monte_carlo":
         model.to_monte_carlo(num_samples)
+    elif not data:
+        raise ValueError(f"`--to {to}` needs `--data`: the factors are fitted to what the model does on real inputs")
     else:
-        if not data:
-            raise ValueError(
-                f"`--to {to}` needs `--data`: the factors are fitted to what the model does on real inputs"
-            )
         batches = read_inputs(checkpoint, model.config, data, limit, batch_size)
         report = model.to_low_rank(rank, batches, steps=steps, distillation_steps=steps, integration_mode=to)
     model.save_pretrained(folder, processor=processors)
@@ -138,13 +129,6 @@ def cards(
             path.write_text(text, encoding="utf-8")
     if stale:
         raise ValueError(f"out of date: {', '.join(stale)}; run `itnet cards {folder}`")
-
-
-def _check_target(what: str, checkpoint: Path, folder: Path, overwrite: bool) -> None:
-    """A checkpoint is never written over itself, and over other files only if the user says so."""
-    if checkpoint.resolve() == folder.resolve():
-        raise ValueError(f"the {what} of {checkpoint} needs another folder than {folder}")
-    check_new_folder(folder, overwrite)
 
 
 def _settings(pairs: list[str]) -> dict:

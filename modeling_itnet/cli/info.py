@@ -37,9 +37,7 @@ def info(
         print_json({table.name: _as_dict(table, configs[table.name], costs[table.name]) for table in tables})
         return
     for table in tables:
-        _print_parameters(table, configs[table.name])
-        if positions:
-            _print_costs(costs[table.name])
+        _print(table, configs[table.name], costs[table.name])
 
 
 def _as_dict(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> dict:
@@ -48,25 +46,16 @@ def _as_dict(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> d
     return table.components | totals | {"costs": [cost.to_dict() for cost in costs]}
 
 
-def _print_parameters(table: ParameterTable, config: ITNetConfig) -> None:
+def _print(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> None:
     rows = [(name, f"{count:,}", _millions(table.paper_figure(name))) for name, count in table.components.items()]
     rows += [("total", f"{table.total:,}", _millions(table.paper_total))]
     rows += [(f"{peer_name(config)} of this width and depth", f"{peer_parameters(config):,}", "")]
     print_table(table.name, ("component", "parameters", "paper prints"), rows, texts=["component"])
-
-
-def _print_costs(costs: list[Cost]) -> None:
-    rows = [
-        (
-            f"{cost.positions:,}",
-            cost.model,
-            f"{cost.forward_flops / 1e9:,.2f}",
-            f"{cost.activation_bytes / 1e6:,.1f}",
-        )
-        for cost in costs
-    ]
-    headings = ("positions", "model", "forward GFLOPs", "MB kept for the backward")
-    print_table("layers of the model, one input, float32", headings, rows, texts=["model"])
+    if costs:
+        sizes = [(f"{c.forward_flops / 1e9:,.2f}", f"{c.activation_bytes / 1e6:,.1f}") for c in costs]
+        rows = [(f"{c.positions:,}", c.model, *size) for c, size in zip(costs, sizes, strict=True)]
+        headings = ("positions", "model", "forward GFLOPs", "MB kept for the backward")
+        print_table("layers of the model, one input, float32", headings, rows, texts=["model"])
 
 
 def _millions(count: float | None) -> str:

@@ -7,13 +7,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import (
-    AutoFeatureExtractor,
-    AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from configuration_itnet import ITNetConfig, find_modality
 
@@ -62,11 +57,12 @@ def read_inputs(
     items = [item for path in paths for item in load(reader)(_existing(path))][:limit]
     if not items:
         raise ValueError(f"nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
-    return [_process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
+    return [process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
 
 
-def _process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
-    if isinstance(processor, PreTrainedTokenizerBase):
+def process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
+    """One batch of forward arguments out of what a reader has read."""
+    if isinstance(processor, Tokenizer):
         limits = {"truncation": True, "max_length": config.max_position_embeddings}
         batch = processor(items, padding=True, return_tensors="pt", **limits)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -82,37 +78,39 @@ def _existing(path: Path) -> Path:
 def read_images(path: Path) -> list[Image.Image]:
     if path.suffix == ".parquet":
         return _column(path, "image")
-    if path.is_dir():
-        return [Image.open(file) for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES]
-    return [Image.open(path)]
+    return [Image.open(file) for file in _files(path, IMAGE_SUFFIXES)]
 
 
 def read_texts(path: Path) -> list[str]:
     if path.suffix == ".parquet":
         return _column(path, "text")
-    files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
-    lines = [line.strip() for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line]
+    lines = [line for file in _files(path, TEXT_SUFFIXES) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line.strip() for line in lines if line.strip()]
 
 
 def read_clouds(path: Path) -> list[np.ndarray]:
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in (*ARRAY_SUFFIXES, *MESH_SUFFIXES)]
-        return [cloud for file in files for cloud in read_clouds(file)]
-    if path.suffix.lower() in MESH_SUFFIXES:
+        return [cloud for file in _files(path, ARRAY_SUFFIXES + MESH_SUFFIXES) for cloud in read_clouds(file)]
+    suffix = path.suffix.lower()
+    if suffix in MESH_SUFFIXES:
         return [read_points(path)]
-    if path.suffix not in ARRAY_SUFFIXES:
+    if suffix not in ARRAY_SUFFIXES:
         raise ValueError(
             f"no point cloud can be read from {path}: it must be one of {', '.join(ARRAY_SUFFIXES)} with rows of "
             f"x, y, z, or one of {', '.join(MESH_SUFFIXES)}"
         )
-    if path.suffix == ".npy":
+    if suffix == ".npy":
         values = np.load(path, allow_pickle=False)
         return list(values) if values.ndim == 3 else [values]
     try:
-        return [np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)[:, :3]]
+        return [np.loadtxt(path, delimiter="," if suffix == ".csv" else None, ndmin=2)[:, :3]]
     except ValueError as error:
         raise ValueError(f"{path} must hold one point per line, as numbers: {error}") from error
+
+
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """A file itself; of a folder, the files in it and below that have one of the suffixes."""
+    return sorted(f for f in path.rglob("*") if f.suffix.lower() in suffixes) if path.is_dir() else [path]
 
 
 def _column(path: Path, name: str) -> list:

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """``itnet plot-kernel``: what a learned kernel looks like on an input."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from configuration_itnet import MODALITIES, find_modality
 
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
 from .app import commands, load_model
-from .inputs import TEXT_SUFFIXES, read_inputs, read_processors
+from .inputs import TEXT_SUFFIXES, process, read_inputs, read_processors
 
 
 @commands.command()
@@ -36,58 +37,53 @@ def plot_kernel(
     if row.plot is None:
         names = ", ".join(other.name for other in MODALITIES.values() if other.plot is not None)
         raise ValueError(f"there is no picture for `modality` ({row.name!r}); only {names} have one")
-    load(row.plot)(model, checkpoint, source, query or [], output, layer, part)
+    load(row.plot)(model, checkpoint, source, query or [], path=output, layer=layer, part=part)
     typer.echo(str(output))
 
 
-def plot_image(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
-    inputs = _read(model, checkpoint, source)
-    plot_image_kernel(model, inputs["pixel_values"], output, [_patch(text) for text in query] or None, layer, part)
+def plot_image(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
+    queries = _queries(query, _patch, "row,column of a patch, or cls")
+    plot_image_kernel(model, _read(model, checkpoint, source)["pixel_values"], queries=queries, **picture)
 
 
-def plot_text(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
+def plot_text(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
     if query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = next((found for found in read_processors(checkpoint) if isinstance(found, Tokenizer)), None)
+    if tokenizer is None:
+        raise ValueError(f"{checkpoint} has no tokenizer")
     if Path(source).is_file():
         inputs = _read(model, checkpoint, source)
     elif len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
         raise ValueError(f"no such file: {source}")
     else:
-        inputs = dict(tokenizer(source, return_tensors="pt", truncation=True).convert_to_tensors("pt"))
-        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        inputs = process(tokenizer, model.config, [source])
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-    plot_text_kernel(model, inputs, tokens, output, layer, part)
+    plot_text_kernel(model, inputs, tokens, **picture)
 
 
-def plot_cloud(model, checkpoint: Path, source: str, query: list[str], output: Path, layer: int, part: str) -> None:
-    inputs = _read(model, checkpoint, source)
-    plot_cloud_kernel(model, inputs, output, [_number(text) for text in query] or None, layer, part)
+def plot_cloud(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
+    queries = _queries(query, int, "the number of a point")
+    plot_cloud_kernel(model, _read(model, checkpoint, source), queries=queries, **picture)
 
 
 def _read(model, checkpoint: Path, source: str) -> dict[str, Tensor]:
     return read_inputs(checkpoint, model.config, [Path(source)], limit=1, batch_size=1)[0]
 
 
-def _tokenizer(checkpoint: Path) -> PreTrainedTokenizerBase:
-    for processor in read_processors(checkpoint):
-        if isinstance(processor, PreTrainedTokenizerBase):
-            return processor
-    raise ValueError(f"{checkpoint} has no tokenizer")
+def _queries(texts: list[str], read: Callable, expected: str) -> list | None:
+    """What `--query` says, each text turned by ``read`` into what plots take; None if nothing was said."""
+    found = []
+    for text in texts:
+        try:
+            found.append(read(text))
+        except ValueError:
+            raise ValueError(f"`--query` ({text!r}) must be {expected}") from None
+    return found or None
 
 
-def _patch(text: str):
+def _patch(text: str) -> str | tuple[int, int]:
     if text == "cls":
         return text
-    try:
-        row, column = (int(number) for number in text.split(","))
-    except ValueError:
-        raise ValueError(f"`--query` ({text!r}) must be row,column of a patch, or cls") from None
+    row, column = map(int, text.split(","))
     return row, column
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"`--query` ({text!r}) must be the number of a point") from None

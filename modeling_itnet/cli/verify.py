@@ -5,11 +5,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..special_cases.verify import theorem_table
-from .app import commands, print_json
+from .app import commands, print_json, print_table
 
 
 @commands.command()
@@ -23,12 +21,10 @@ def verify(
     if as_json:
         print_json([asdict(row) | {"holds": row.holds} for row in rows])
     else:
-        grid = Table(title=f"{sum(row.holds for row in rows)} of {len(rows)} statements hold", title_justify="left")
-        for heading in ("label", "statement", "measured", "bound", "holds"):
-            grid.add_column(heading)
-        for row in rows:
-            measured, bound = f"{row.error:.1e}", f"{row.relation} {row.tolerance:.0e}"
-            grid.add_row(row.name, row.statement, measured, bound, "yes" if row.holds else "NO")
-        Console().print(grid)
+        headings = ("label", "statement", "measured", "bound", "holds")
+        bounds = [(f"{row.error:.1e}", f"{row.relation} {row.tolerance:.0e}") for row in rows]
+        lines = [(r.name, r.statement, *b, "yes" if r.holds else "NO") for r, b in zip(rows, bounds, strict=True)]
+        title = f"{sum(row.holds for row in rows)} of {len(rows)} statements hold"
+        print_table(title, headings, lines, texts=headings)
     if not all(row.holds for row in rows):
         raise typer.Exit(code=1)
