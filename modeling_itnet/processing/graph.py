@@ -8,7 +8,7 @@ import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
 from .common import CheckedSettings, as_array, pad
-from .laplacian import laplacian_positions, neighbor_lists, undirected_edges
+from .laplacian import laplacian_positions, neighbor_table, undirected_edges
 
 
 class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
@@ -66,29 +66,29 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
             `[B, n, max degree]` (-1 where a node has fewer), `attention_mask` `[B, n]`, and `labels` if they have `y`.
         """
         parsed = [_parse(graph, index) for index, graph in enumerate(_as_list(graphs))]
-        kinds = {(name, array.shape[1:]) for name, array, *_ in parsed}
+        names, features, edges, labels = zip(*parsed, strict=True)
+        kinds = {(name, array.shape[1:]) for name, array in zip(names, features, strict=True)}
         if len(kinds) > 1:
             raise ValueError(f"all graphs of a batch need features of the same kind and size, got {sorted(kinds)}")
-        generator = generator or np.random.default_rng()
-        data = {name: [] for name in (parsed[0][0], "positions", "neighbors", "attention_mask")}
-        most = max(len(array) for _, array, *_ in parsed)
-        for name, array, edges, _ in parsed:
-            count = len(array)
-            positions = laplacian_positions(edges, count, self.num_positions)
-            if flip_signs:
-                positions = positions * generator.choice([-1, 1], size=self.num_positions).astype(np.float32)
-            data[name].append(pad(array, most))
-            data["positions"].append(pad(positions, most))
-            data["attention_mask"].append(pad(np.ones(count, dtype=np.int64), most))
-            data["neighbors"].append(neighbor_lists(edges, count))
-        data["neighbors"] = _pad_lists(data["neighbors"], most)
-        labels = [label for *_, label in parsed]
         missing = [index for index, label in enumerate(labels) if label is None]
-        if not missing:
-            data["labels"] = np.array(labels)
-        elif len(missing) < len(labels):
+        if 0 < len(missing) < len(labels):
             raise ValueError(f"graph(s) {missing} have no `y`, but the others have: all need a label, or none")
-        return BatchFeature({name: np.stack(list(value)) for name, value in data.items()}, tensor_type=return_tensors)
+        counts = [len(array) for array in features]
+        positions = [laplacian_positions(*of, self.num_positions) for of in zip(edges, counts, strict=True)]
+        if flip_signs:
+            generator = generator or np.random.default_rng()
+            size = self.num_positions
+            positions = [array * generator.choice([-1, 1], size=size).astype(np.float32) for array in positions]
+        most, degree = max(counts), max(np.bincount(pairs[0]).max(initial=1) for pairs in edges)
+        data = {
+            names[0]: [pad(array, most) for array in features],
+            "positions": [pad(array, most) for array in positions],
+            "neighbors": [neighbor_table(pairs, most, degree) for pairs in edges],
+            "attention_mask": [pad(np.ones(count, dtype=np.int64), most) for count in counts],
+        }
+        if not missing:
+            data["labels"] = labels
+        return BatchFeature({name: np.stack(values) for name, values in data.items()}, tensor_type=return_tensors)
 
 
 def _as_list(graphs: Any) -> list:
@@ -117,40 +117,33 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
     if edges.size == 0:
         edges = np.zeros((2, 0), dtype=np.int64)
     if edges.ndim != 2 or len(edges) != 2 or not np.issubdtype(edges.dtype, np.integer):
-        raise ValueError(
-            f"`edge_index` of graph {index} must be integers [2, edges], got {edges.dtype} {list(edges.shape)}"
-        )
-    features, types = first("x", "node_features"), first("node_types", "node_type")
+        got = f"{edges.dtype} {list(edges.shape)}"
+        raise ValueError(f"`edge_index` of graph {index} must be integers [2, edges], got {got}")
+    features, types, count = first("x", "node_features"), first("node_types", "node_type"), first("num_nodes")
     name, array = ("node_types", types) if types is not None else ("node_features", features)
-    num_nodes = first("num_nodes")
     if array is None:
-        array = np.ones((_count(num_nodes, edges, index), 1))
+        if count is None and edges.size == 0:
+            raise ValueError(
+                f"graph {index} has no features, edges or `num_nodes`: nothing says how many nodes it has"
+            )
+        array = np.ones((int(edges.max()) + 1 if count is None else int(count), 1))
     array = as_array(array, f"`{name}` of graph {index}")
+    got = f"{array.dtype} {list(array.shape)}"
     if name == "node_features":
         if array.ndim != 2 or not np.isfinite(array).all():
-            raise ValueError(
-                f"`x` of graph {index} must be finite numbers [nodes, features], got {array.dtype} {list(array.shape)}"
-            )
+            raise ValueError(f"`x` of graph {index} must be finite numbers [nodes, features], got {got}")
         array = array.astype(np.float32)
     elif array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or (array < 0).any():
-        raise ValueError(
-            f"`node_types` of graph {index} must be integers [nodes] from 0, got {array.dtype} {list(array.shape)}"
-        )
-    if len(array) == 0:
+        raise ValueError(f"`node_types` of graph {index} must be integers [nodes] from 0, got {got}")
+    nodes = len(array)
+    if nodes == 0:
         raise ValueError(f"graph {index} has no nodes; at least one is needed")
-    if num_nodes is not None and int(num_nodes) != len(array):
-        raise ValueError(f"`num_nodes` ({num_nodes}) of graph {index} must be {len(array)}, the rows of `{name}`")
-    if edges.size and (edges.min() < 0 or edges.max() >= len(array)):
-        raise ValueError(
-            f"`edge_index` of graph {index} names nodes {edges.min()} to {edges.max()}, but it has {len(array)} nodes"
-        )
+    if count is not None and int(count) != nodes:
+        raise ValueError(f"`num_nodes` ({count}) of graph {index} must be {nodes}, the rows of `{name}`")
+    if edges.size and (edges.min() < 0 or edges.max() >= nodes):
+        named = f"names nodes {edges.min()} to {edges.max()}"
+        raise ValueError(f"`edge_index` of graph {index} {named}, but it has {nodes} nodes")
     return name, array, undirected_edges(edges.astype(np.int64)), _label(first("y", "label"))
-
-
-def _count(num_nodes: Any, edges: np.ndarray, index: int) -> int:
-    if num_nodes is None and edges.size == 0:
-        raise ValueError(f"graph {index} has no features, edges or `num_nodes`: nothing says how many nodes it has")
-    return int(edges.max()) + 1 if num_nodes is None else int(num_nodes)
 
 
 def _label(label: Any) -> Any:
@@ -170,13 +163,3 @@ def _from_networkx(graph: Any) -> dict:
         if len(values) == len(number) > 0:
             found[name] = np.array(values)
     return found
-
-
-def _pad_lists(graphs: list[list[np.ndarray]], num_nodes: int) -> np.ndarray:
-    """Lists of neighbours [B][n][degree] -> [B, num_nodes, max degree, at least 1], filled up with -1."""
-    degree = max([1, *(len(nodes) for lists in graphs for nodes in lists)])
-    padded = np.full((len(graphs), num_nodes, degree), -1, dtype=np.int64)
-    for sample, lists in enumerate(graphs):
-        for node, nodes in enumerate(lists):
-            padded[sample, node, : len(nodes)] = nodes
-    return padded

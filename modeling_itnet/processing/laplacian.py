@@ -21,9 +21,12 @@ def undirected_edges(edge_index: np.ndarray) -> np.ndarray:
     return np.unique(both, axis=1)
 
 
-def neighbor_lists(edges: np.ndarray, num_nodes: int) -> list[np.ndarray]:
-    """The nodes next to each node, in ascending order, from :func:`undirected_edges`."""
-    return np.split(edges[1], np.searchsorted(edges[0], np.arange(1, num_nodes)))
+def neighbor_table(edges: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """The nodes next to each node, in ascending order, then -1, from :func:`undirected_edges`: [rows, columns]."""
+    table = np.full((rows, columns), -1, dtype=np.int64)
+    begin = np.searchsorted(edges[0], edges[0])  # number of the first edge from the same node
+    table[edges[0], np.arange(edges.shape[1]) - begin] = edges[1]
+    return table
 
 
 def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndarray:

@@ -31,17 +31,15 @@ class ITNetProcessor(ProcessorMixin):
 
     def __call__(self, images=None, text=None, **kwargs) -> BatchFeature:
         """`images`: one, a list, or a list of lists of the same length; `text`: one or a list."""
-        pairs = isinstance(images, (list, tuple)) and len(images) > 0 and isinstance(images[0], (list, tuple))
-        per_text = 1
+        several = isinstance(images, (list, tuple))
+        if several and text is not None and not isinstance(text, str) and len(images) != len(text):
+            raise ValueError(f"`images` holds {len(images)} entries, but there are {len(text)} texts")
+        pairs = several and len(images) > 0 and isinstance(images[0], (list, tuple))
         if pairs:
             per_text = len(images[0])
             if any(len(group) != per_text for group in images):
                 raise ValueError(f"every text needs the same number of images, got {[len(group) for group in images]}")
             images = [image for group in images for image in group]
-        if images is not None and text is not None and not isinstance(text, str):
-            count = len(images) // per_text if isinstance(images, (list, tuple)) else None
-            if count is not None and count != len(text):
-                raise ValueError(f"`images` holds {count} entries, but there are {len(text)} texts")
         batch = super().__call__(images=images, text=text, **kwargs)
         if "input_ids" in batch:
             self._check_length(batch["input_ids"])

@@ -85,15 +85,17 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
             `points` `[B, n, 3]`, `attention_mask` `[B, n]`, and `point_features` `[B, n, c]` if given.
         """
         clouds = _as_clouds(points, "points")
-        features = [None] * len(clouds) if point_features is None else _as_clouds(point_features, "point_features")
-        if len(features) != len(clouds):
+        features = None if point_features is None else _as_clouds(point_features, "point_features")
+        if features is not None and len(features) != len(clouds):
             raise ValueError(f"`point_features` holds {len(features)} clouds, `points` {len(clouds)}")
         if generator is None:
             generator = np.random.default_rng() if augment else np.random.default_rng(0)
-        done = [
-            self._process(cloud, feature, index, augment, generator)
-            for index, (cloud, feature) in enumerate(zip(clouds, features, strict=True))
-        ]
+        done = []
+        for index, cloud in enumerate(clouds):
+            _check(cloud, [None, 3], f"`points` of cloud {index}")
+            feature = np.zeros((len(cloud), 0)) if features is None else features[index]
+            _check(feature, [len(cloud), None], f"`point_features` of cloud {index}")
+            done.append(self._process(cloud.astype(np.float64), feature, augment, generator))
         most = max(len(cloud) for cloud, _ in done)
         data = {
             "points": np.stack([pad(cloud, most) for cloud, _ in done]),
@@ -103,30 +105,23 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
             data["point_features"] = np.stack([pad(feature, most) for _, feature in done])
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def _process(self, points, features, index: int, augment: bool, generator) -> tuple[np.ndarray, np.ndarray | None]:
-        _check(points, [None, 3], f"`points` of cloud {index}")
-        if features is not None:
-            _check(features, [len(points), None], f"`point_features` of cloud {index}")
-        points = points.astype(np.float64)
-        features = None if features is None else features.astype(np.float32)
+    def _process(self, points: np.ndarray, features: np.ndarray, augment: bool, generator):
+        """One cloud [n, 3] and its features [n, c], which may be none (c = 0), as the model gets them."""
         if self.num_points is not None and len(points) > self.num_points:
             chosen = generator.choice(len(points), self.num_points, replace=False)
-            points, features = points[chosen], None if features is None else features[chosen]
+            points, features = points[chosen], features[chosen]
         if self.do_normalize:
             points = points - points.mean(axis=0)
             points = points / max(np.linalg.norm(points, axis=1).max(), np.finfo(np.float32).tiny)
         if augment:
-            points, features = self._augment(points, features, generator)
-        return points.astype(np.float32), features
-
-    def _augment(self, points, features, generator) -> tuple[np.ndarray, np.ndarray | None]:
-        points = points * generator.uniform(*self.scale_range)
-        if self.do_rotate:
-            rotation = _rotation(generator.uniform(0, 2 * np.pi), self.gravity_axis)
-            points = points @ rotation.T
-            if features is not None and self.features_are_normals:
-                features = np.concatenate([features[:, :3] @ rotation.T, features[:, 3:]], axis=1).astype(np.float32)
-        return points + self.jitter_std * generator.standard_normal(points.shape), features
+            points = points * generator.uniform(*self.scale_range)
+            if self.do_rotate:
+                rotation = _rotation(generator.uniform(0, 2 * np.pi), self.gravity_axis)
+                points = points @ rotation.T
+                if self.features_are_normals and features.size:
+                    features = np.concatenate([features[:, :3] @ rotation.T, features[:, 3:]], axis=1)
+            points = points + self.jitter_std * generator.standard_normal(points.shape)
+        return points.astype(np.float32), features.astype(np.float32)
 
 
 def _rotation(angle: float, axis: int) -> np.ndarray:
