@@ -1,7 +1,8 @@
 """The integral operator of ITNet as functions of tensors. Needs torch; triton is optional."""
 
+from .backends import BACKENDS, resolve_backend
 from .exact.reference import kernel_matrices
-from .integral_transform import BACKENDS, integral_transform, resolve_backend
+from .integral_transform import integral_transform
 from .low_rank.low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
 from .measure import prefix_sum
 from .positions import Coordinates, fourier_features

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from .transforms import is_transformed
-from .weights import KernelWeights
 
 
 class PositionWeights(NamedTuple):
@@ -32,14 +31,9 @@ class PositionWeights(NamedTuple):
     distance: Tensor | None  # [w, 1]
 
 
-def row_term(weights: KernelWeights, columns: dict[str, Tensor | None], gamma_x: Tensor, queries: Tensor) -> Tensor:
-    """q_i[k]: gamma(x) [b or 1, t, F], queries [b, t, H, d_h] -> [b or 1, t or 1, H or 1, w]."""
-    row = weights.b1.expand(1, 1, 1, -1)
-    if columns["x"] is not None:
-        row = row + (gamma_x @ columns["x"].T).unsqueeze(2)
-    if columns["u_x"] is not None:
-        row = row + queries @ columns["u_x"].T
-    return row
+def position_row(b1: Tensor, w_x: Tensor | None, gamma_x: Tensor) -> Tensor:
+    """q_i[k] without W_ux . u_i: b1 [w], W_x [w, F], gamma(x) [b or 1, t, F] -> [b or 1, t or 1, 1, w]."""
+    return b1.expand(1, 1, 1, -1) if w_x is None else b1 + (gamma_x @ w_x.T).unsqueeze(2)
 
 
 def position_term(

@@ -1,35 +1,30 @@
-"""The public operator: checks its arguments, chooses a backend and calls it."""
+"""The public operator, reassociated for the tiled and the triton backend alike.
 
-import importlib.util
-import logging
-import os
-from typing import Literal
+Because the kernel MLP's last layer is linear, K_ij need never be formed. Per head,
+
+    pre_ij[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]           Q_i[k] = W_uy[k] + W_had[k] * u_i   (virtual queries)
+    A_i[k, c] = sum_j GELU(pre_ij[k]) omega_j u_j[c]
+    out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
+
+which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is the operator ``itnet::pair_sum``
+(exact/pair_sum.py). Terms that do not depend on a pair (q, b2, the causal normalisation) are left to autograd.
+README.md derives the backward.
+"""
 
 import torch
 from torch import Tensor
 
+from .backends import Backend, matmul_dtype, resolve_backend
+from .exact.pair_inputs import PairInputs
 from .exact.pair_sum import pair_sum
 from .exact.plain_pair_sum import plain_pair_sum
-from .exact.reassociated import finish, matmul_dtype, prepare
 from .exact.reference import reference_transform
-from .exact.triton.sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
+from .first_layer import position_row
+from .measure import over_mass, visible_sum
 from .positions import Coordinates
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
-from .weights import KernelWeights
-
-logger = logging.getLogger(__name__)
-
-Backend = Literal["auto", "reference", "tiled", "triton"]
-BACKENDS = ("auto", "reference", "tiled", "triton")
-
-#: What the Triton kernels are written for.
-TRITON_DEVICES = ("cuda", "xpu")  # ROCm tensors call themselves cuda
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-# Looked up once and without importing it: a traced function can do neither.
-_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-_announced: set[str] = set()
+from .weights import KernelWeights, split_input_weights
 
 
 def integral_transform(
@@ -70,77 +65,56 @@ def integral_transform(
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
-    batch, num_keys = u.shape[:2]
+    batch, num_keys, num_heads, head_dim = u.shape
+    num_queries, dtype = queries.shape[1], torch.promote_types(queries.dtype, torch.float32)
     if is_causal:
-        check_causal(queries.shape[1], num_keys)
+        check_causal(num_queries, num_keys)
     if measure is not None:
         check_measure(measure, batch, num_keys)
-    chosen, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
-    if chosen == "reference":
+    backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
+    if backend == "reference":
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal)
     with torch.autocast(u.device.type, enabled=False):
-        inputs = prepare(queries, u, x, y, weights, measure, is_causal, operand_dtype, chosen)
+        weights = weights.to(dtype)
+        columns = split_input_weights(weights, head_dim)
+        gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
+        row = position_row(weights.b1, columns["x"], gamma_x)
+        if columns["u_x"] is not None:
+            row = row + queries.to(dtype) @ columns["u_x"].T
+        # The triton backend needs no lattice: finding one waits for the device.
+        has_displacements = columns["x-y"] is not None or columns["distance"] is not None
+        wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
+        displacements, index = y.lattice(dtype, x) if wants_lattice else (None, None)
+        inputs = PairInputs(
+            queries=queries.to(dtype),
+            keys=u.to(dtype),
+            row=row.expand(batch, num_queries, num_heads, -1),
+            measure=None if measure is None else measure.to(dtype),
+            query_positions=x.exact,
+            key_positions=y.exact,
+            query_features=gamma_x,
+            key_features=gamma_y,
+            w_y=columns["y"],
+            w_relative=columns["x-y"],
+            w_distance=columns["distance"],
+            w_key=columns["u_y"],
+            w_product=columns["u_x*u_y"],
+            w_mid=weights.w_mid,
+            b_mid=weights.b_mid,
+            w2=weights.output_weight(head_dim).expand(num_heads, -1, -1),
+            frequencies=weights.fourier.detach(),
+            displacements=displacements,
+            displacement_index=index,
+            is_causal=is_causal,
+            operand_dtype=operand_dtype,
+            backend=backend,
+        )
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
-        return finish(out, inputs, weights).to(queries.dtype)
-
-
-def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
-    """The backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
-
-    "auto" is "triton" for tensors on a GPU if it can run there and "tiled" otherwise. Which one is logged once, as a
-    warning where a GPU has to do without its kernels.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"`backend` ({backend!r}) must be one of {list(BACKENDS)}")
-    if backend == "auto":
-        on_gpu = u.device.type in TRITON_DEVICES
-        obstacle = triton_obstacle(u, weights) if on_gpu else f"the tensors are on {u.device.type}"
-        chosen = "triton" if obstacle is None else "tiled"
-        if on_gpu and obstacle is not None:
-            message = f'`backend` ("auto") uses "tiled" on {u.device.type}, which is many times slower than "triton"'
-            _announce(f"{message}: {obstacle}", logging.WARNING)
-        else:
-            _announce(f'`backend` ("auto") uses "{chosen}"' + ("" if obstacle is None else f": {obstacle}"))
-        return chosen
-    if backend == "triton":
-        obstacle = triton_obstacle(u, weights)
-        if obstacle is not None:
-            raise ValueError(f'`backend` ("triton") cannot run: {obstacle}')
-    return backend
-
-
-def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
-    """Why the Triton kernels cannot run on these tensors; None if they can."""
-    head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
-    if not _TRITON_INSTALLED:
-        return "the triton package is not installed: pip install triton"
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if u.device.type not in TRITON_DEVICES and not is_interpreted:
-        return (
-            f"it needs tensors on {' or '.join(TRITON_DEVICES)}, `u` is on {u.device.type}; use 'tiled' there, "
-            "or set TRITON_INTERPRET=1 before the start of Python to run the kernels in Triton's slow interpreter"
-        )
-    if weights.w_mid is not None:
-        return "it has no kernel for a 3-layer kernel MLP (`weights.w_mid`); use a 2-layer one, or 'tiled'"
-    if dtype not in TRITON_DTYPES:
-        names = ", ".join(str(t) for t in TRITON_DTYPES)
-        return f"it computes in {names}, not in {dtype}; cast the features, or use 'tiled'"
-    if dtype == torch.bfloat16 and is_interpreted:
-        return (
-            "Triton's interpreter (TRITON_INTERPRET=1) multiplies the bits of torch.bfloat16 as integers and would "
-            "return wrong numbers; use torch.float32 or torch.float16 there, or 'tiled'"
-        )
-    if head_dim > TRITON_HEAD_DIMS[-1]:
-        return f"its head sizes end at {TRITON_HEAD_DIMS[-1]}, `u` has {head_dim}; use more heads, or 'tiled'"
-    if width > TRITON_WIDTHS[-1]:
-        return (
-            f"its kernel widths end at {TRITON_WIDTHS[-1]}, `weights.w1` has {width}; use a smaller width, or 'tiled'"
-        )
-    return None
-
-
-def _announce(message: str, level: int = logging.INFO) -> None:
-    """Logs a message the first time. Loggers cannot be traced, so a compiled call stays silent."""
-    if not torch.compiler.is_compiling() and message not in _announced:
-        _announced.add(message)
-        logger.log(level, message)
+        omega = inputs.omega[..., None, None]
+        values = inputs.keys * omega
+        mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
+        b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
+        out = out + torch.einsum("hca,bihc->biha", b2, mean)
+        if is_causal:
+            out = over_mass(out, visible_sum(omega, num_queries))
+        return out.to(queries.dtype)

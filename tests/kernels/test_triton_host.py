@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="the triton package is not installed")
 
+from itnet_kernels.backends import resolve_backend
 from itnet_kernels.exact.triton.pairs import dot_precision, float32_product
-from itnet_kernels.integral_transform import resolve_backend
 
 CUDA = torch.device("cuda")
 
@@ -76,7 +76,7 @@ def test_float32_product_elsewhere():
 @pytest.fixture
 def choose(problem, monkeypatch):
     """Sizes -> the backend that "auto" takes for them on a GPU."""
-    monkeypatch.setattr(importlib.import_module("itnet_kernels.integral_transform"), "_announced", set())
+    monkeypatch.setattr(importlib.import_module("itnet_kernels.backends"), "_announced", set())
 
     def run(dtype: torch.dtype = torch.float16, **sizes: int) -> str:
         weights = problem(**sizes).weights

@@ -12,7 +12,7 @@ from ..positions import Displacements, of_set
 
 
 class PairInputs(NamedTuple):
-    """Arguments of the pair sum, as reassociated.py prepares them. None: a group that the kernel does not use.
+    """Arguments of the pair sum, as integral_transform.py prepares them. None: a group that the kernel does not use.
 
     Their order and types are also the schema of the operator ``itnet::pair_sum``.
     """

@@ -23,6 +23,15 @@ _SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", torch
 _ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 
 
+def _evaluator(backend: str) -> type:
+    """The class that evaluates the sum: made of :class:`PairInputs`, with ``forward()`` and ``backward(...)``."""
+    if backend == "triton":
+        from .triton.pairs import TritonPairs  # imports triton, which may not be installed
+
+        return TritonPairs
+    return PairTiles
+
+
 def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
     """Names of the arguments that the backward returns a gradient for, in their order."""
 
@@ -39,7 +48,8 @@ def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: boo
 @torch.library.custom_op(f"{_NAMESPACE}::pair_sum", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
 def pair_sum(*arguments):
     """The sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``. Takes the fields of :class:`PairInputs`."""
-    return _evaluator(PairInputs(*arguments)).forward().contiguous()
+    inputs = PairInputs(*arguments)
+    return _evaluator(inputs.backend)(inputs).forward().contiguous()
 
 
 @pair_sum.register_fake
@@ -57,7 +67,7 @@ def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
     """Gradients of the arguments that :func:`_with_gradient` names, in that order."""
     inputs = PairInputs(*arguments)
     names = _with_gradient(inputs, needs_measure, needs_positions)
-    grads = _evaluator(inputs).backward(grad_out, names)
+    grads = _evaluator(inputs.backend)(inputs).backward(grad_out, names)
     return [grads[name].contiguous() for name in names]
 
 
@@ -100,12 +110,3 @@ def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> 
 
 
 pair_sum.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _evaluator(inputs: PairInputs):
-    """What evaluates the sum: an object with ``forward()`` and ``backward(grad_out, names)``."""
-    if inputs.backend == "triton":
-        from .triton.pairs import TritonPairs  # imports triton, which may not be installed
-
-        return TritonPairs(inputs)
-    return PairTiles(inputs)

@@ -58,20 +58,13 @@ class PairTiles:
             for rows in self._query_tiles():
                 tile_bias = bias.tile(rows).flatten(0, 1) if bias is not None else None  # [t * w, n_k]
                 for heads, batch in self._groups(samples, rows):
-                    moments = self._by_head(self._moments(heads, batch, rows, tile_bias), heads)
-                    contracted = moments @ self.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
+                    virtual, keys, values = self._operands(heads, batch, rows)
+                    moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)  # A_i[k, c]: [g, t * w, d_h]
+                    for chunk, columns, pre, _ in self._pre_activations(virtual, keys, tile_bias, rows):
+                        _accumulate(moments[chunk], _gelu_(pre), values[chunk, columns], columns)
+                    contracted = self._by_head(moments, heads) @ self.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
                     out[heads, batch, rows] = contracted.unflatten(1, (-1, rows.stop - rows.start))
         return out.permute(1, 2, 0, 3)
-
-    def _moments(self, heads: slice, batch: slice, rows: slice, tile_bias: Tensor | None) -> Tensor:
-        """A_i[k, c]: [g, t * w, d_h]."""
-        virtual = self._virtual_queries(heads, batch, rows)
-        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
-        moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)
-        for chunk, columns in self._pair_tiles(virtual, rows):
-            pre, _ = self._pre_activation(virtual[chunk], keys[chunk, columns], tile_bias, rows, columns)
-            _accumulate(moments[chunk], _gelu_(pre), values[chunk, columns], columns)
-        return moments
 
     # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group and key tiles
 
@@ -108,12 +101,6 @@ class PairTiles:
         in_heads = min(limit // in_batch, self.num_heads)
         return itertools.product(slices(0, self.num_heads, in_heads), slices(samples.start, samples.stop, in_batch))
 
-    def _pair_tiles(self, virtual: Tensor, rows: slice) -> Iterator[tuple[slice, slice]]:
-        """Slices of a group and of keys that make one tile of pre-activations: one batched product."""
-        size = _TILE_ELEMENTS // (virtual.shape[1] * min(self.num_keys, _TILE_KEYS))
-        end = self.num_keys if self.offset is None else rows.stop + self.offset
-        return itertools.product(slices(0, len(virtual), size), slices(0, end, _TILE_KEYS))
-
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
         size = math.prod(shape)
@@ -123,13 +110,17 @@ class PairTiles:
 
     # The pieces of a tile
 
-    def _virtual_queries(self, heads: slice, batch: slice, rows: slice) -> Tensor:
-        """[Q_i[k]; q_i[k]]: [g, t * w, d_h + 1] (only q without content groups)."""
+    def _operands(self, heads: slice, batch: slice, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """[Q_i[k]; q_i[k]] [g, t * w, d_h + 1], [u_j; 1] [g, n_k, d_h + 1] and omega_j u_j [g, n_k, d_h].
+
+        Without content groups, the first two are q_i[k] and 1 only.
+        """
+        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
         row = self.row[heads, batch, rows].unsqueeze(-1)  # [., ., t, w, 1]
         if not self.has_content:
-            return row.reshape(-1, row.shape[2] * self.width, 1)
-        out = self._buffer("virtual", *row.shape[:-1], self.head_dim + 1)
-        content, last = out.split([self.head_dim, 1], dim=-1)
+            return row.reshape(len(keys), -1, 1), keys, values
+        virtual = self._buffer("virtual", *row.shape[:-1], self.head_dim + 1)
+        content, last = virtual.split([self.head_dim, 1], dim=-1)
         if self.w_product is None:
             content.copy_(self.w_key.expand_as(content))
         else:
@@ -137,22 +128,33 @@ class PairTiles:
             constant = self.w_product.new_zeros(()) if self.w_key is None else self.w_key
             torch.addcmul(constant, self.w_product, queries, out=content)
         last.copy_(row)
-        return out.view(-1, row.shape[2] * self.width, self.head_dim + 1)
+        return virtual.view(len(keys), -1, self.head_dim + 1), keys, values
 
-    def _pre_activation(self, virtual, keys, tile_bias, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
-        """Pre-activation of the last hidden layer, and of the first one if there are two: [g, t * w, m]."""
-        bias = tile_bias[:, columns] if tile_bias is not None else None
-        pre = _product(bias, virtual, keys.mT, self._buffer("pre", *virtual.shape[:2], keys.shape[1]))
-        early = None
-        if self.w_mid is not None:  # W_mid h + b_mid
-            early, mixed = pre, self.w_mid @ gelu(pre).unflatten(1, (-1, self.width))  # [g, t, w, m]
-            pre = mixed.add_(self.b_mid[:, None]).flatten(1, 2)
-        if self.offset is not None and columns.stop - 1 > rows.start + self.offset:
-            query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (rows, columns))
-            hidden = key > query[:, None] + self.offset  # [t, m]
-            # GELU and its derivative are exactly 0 far below zero.
-            pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
-        return pre, early
+    def _pre_activations(
+        self, virtual: Tensor, keys: Tensor, tile_bias: Tensor | None, rows: slice
+    ) -> Iterator[tuple]:
+        """(chunk of the group, key tile, pre-activations of the last hidden layer, of the first one if there are two).
+
+        Each tile of pre-activations, [g, t * w, m], is one batched product.
+        """
+        size = _TILE_ELEMENTS // (virtual.shape[1] * min(self.num_keys, _TILE_KEYS))
+        end = self.num_keys if self.offset is None else rows.stop + self.offset
+        for chunk, columns in itertools.product(slices(0, len(virtual), size), slices(0, end, _TILE_KEYS)):
+            left, right, early = virtual[chunk], keys[chunk, columns].mT, None
+            pre = self._buffer("pre", *left.shape[:2], right.shape[2])
+            if tile_bias is None:
+                torch.bmm(left, right, out=pre)
+            else:
+                torch.baddbmm(tile_bias[:, columns], left, right, out=pre)
+            if self.w_mid is not None:  # W_mid h + b_mid
+                early, mixed = pre, self.w_mid @ gelu(pre).unflatten(1, (-1, self.width))  # [g, t, w, m]
+                pre = mixed.add_(self.b_mid[:, None]).flatten(1, 2)
+            if self.offset is not None and columns.stop - 1 > rows.start + self.offset:
+                query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (rows, columns))
+                hidden = key > query[:, None] + self.offset  # [t, m]
+                # GELU and its derivative are exactly 0 far below zero.
+                pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
+            yield chunk, columns, pre, early
 
     def _by_head(self, moments: Tensor, heads: slice) -> Tensor:
         """[g, t * w, d_h] -> [heads, samples * t, w * d_h], the layout that meets W2."""
@@ -187,8 +189,7 @@ class PairTiles:
 
     def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: dict[str, Tensor]) -> None:
         heads, batch, rows = where
-        virtual = self._virtual_queries(*where)
-        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
+        virtual, keys, values = self._operands(*where)
         upstream = upstream.flatten(1, 2)  # [heads, samples * t, d_h]
         grad_moments = self._buffer("grad_moments", *upstream.shape[:2], self.w2.shape[1])
         torch.bmm(upstream, self.w2[heads].mT, out=grad_moments)
@@ -197,9 +198,8 @@ class PairTiles:
         grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
         grad_keys, grad_values = (grads[name][heads, batch].flatten(0, 1) for name in ("keys", "values"))
-        for chunk, columns in self._pair_tiles(virtual, rows):
+        for chunk, columns, pre, early in self._pre_activations(virtual, keys, tile_bias, rows):
             value = values[chunk, columns]
-            pre, early = self._pre_activation(virtual[chunk], keys[chunk, columns], tile_bias, rows, columns)
             # dL/dh, then dL/dpre in place: [g, t * w, m]
             grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
             hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
@@ -241,19 +241,4 @@ class PairTiles:
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> None:
     """total += left @ right, where the first key tile overwrites what ``total`` held."""
-    _product(total if columns.start > 0 else None, left, right, total)
-
-
-def _product(start: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """out = start + left @ right, batched. One matrix as such is some percent faster than as a batch of one."""
-    if len(out) == 1:
-        left, right, flat = left[0], right[0], out[0]
-        if start is None:
-            torch.mm(left, right, out=flat)
-        else:
-            torch.addmm(start.view(flat.shape), left, right, out=flat)
-    elif start is None:
-        torch.bmm(left, right, out=out)
-    else:
-        torch.baddbmm(start.expand_as(out), left, right, out=out)
-    return out
+    total.baddbmm_(left, right, beta=1 if columns.start > 0 else 0)

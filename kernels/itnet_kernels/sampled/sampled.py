@@ -2,7 +2,7 @@
 
     out_i = sum_m c_im K_ij u_j,   j = indices[i, m]
 
-reassociated as the exact operator is (reassociated.py), with the keys gathered per query:
+reassociated as the exact operator is (integral_transform.py), with the keys gathered per query:
 
     pre_im[k] = q_i[k] + Q_i[k] . u_j + P_ij[k]
     A_i[k, c] = sum_m GELU(pre_im[k]) c_im u_j[c]
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..first_layer import PositionWeights, position_term, row_term
+from ..first_layer import PositionWeights, position_row, position_term
 from ..positions import Coordinates
 from ..transforms import recomputed
 from ..validation import check_indices, check_operands, check_per_pair
@@ -148,7 +148,10 @@ class SampledPairs:
     def _hidden(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
         """Last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
         columns, weights = self.columns, self.weights
-        pre = row_term(weights, columns, gamma_x, queries).unsqueeze(-1)
+        row = position_row(weights.b1, columns["x"], gamma_x)
+        if columns["u_x"] is not None:
+            row = row + queries @ columns["u_x"].T
+        pre = row.unsqueeze(-1)
         position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
         drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
         bias = position_term(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)

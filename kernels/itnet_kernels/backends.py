@@ -1,0 +1,95 @@
+"""Which backend runs a call: what the Triton kernels are written for, and what "auto" takes."""
+
+import importlib.util
+import logging
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .exact.triton.sizes import TRITON_HEAD_DIMS, TRITON_WIDTHS
+from .weights import KernelWeights
+
+logger = logging.getLogger(__name__)
+
+Backend = Literal["auto", "reference", "tiled", "triton"]
+BACKENDS = ("auto", "reference", "tiled", "triton")
+
+#: What the Triton kernels are written for.
+TRITON_DEVICES = ("cuda", "xpu")  # ROCm tensors call themselves cuda
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Looked up once and without importing it: a traced function can do neither.
+_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+_announced: set[str] = set()
+
+
+def matmul_dtype(features: Tensor) -> torch.dtype:
+    """dtype of a GPU kernel's matrix operands: that of the features, or autocast's where it lowers float32."""
+    device_type = features.device.type
+    if features.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return features.dtype
+
+
+def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
+    """The backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
+
+    "auto" is "triton" for tensors on a GPU if it can run there and "tiled" otherwise. Which one is logged once, as a
+    warning where a GPU has to do without its kernels.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"`backend` ({backend!r}) must be one of {list(BACKENDS)}")
+    if backend == "auto":
+        on_gpu = u.device.type in TRITON_DEVICES
+        obstacle = triton_obstacle(u, weights) if on_gpu else f"the tensors are on {u.device.type}"
+        chosen = "triton" if obstacle is None else "tiled"
+        if on_gpu and obstacle is not None:
+            message = f'`backend` ("auto") uses "tiled" on {u.device.type}, which is many times slower than "triton"'
+            _announce(f"{message}: {obstacle}", logging.WARNING)
+        else:
+            _announce(f'`backend` ("auto") uses "{chosen}"' + ("" if obstacle is None else f": {obstacle}"))
+        return chosen
+    if backend == "triton":
+        obstacle = triton_obstacle(u, weights)
+        if obstacle is not None:
+            raise ValueError(f'`backend` ("triton") cannot run: {obstacle}')
+    return backend
+
+
+def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
+    """Why the Triton kernels cannot run on these tensors; None if they can."""
+    head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
+    if not _TRITON_INSTALLED:
+        return "the triton package is not installed: pip install triton"
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if u.device.type not in TRITON_DEVICES and not is_interpreted:
+        return (
+            f"it needs tensors on {' or '.join(TRITON_DEVICES)}, `u` is on {u.device.type}; use 'tiled' there, "
+            "or set TRITON_INTERPRET=1 before the start of Python to run the kernels in Triton's slow interpreter"
+        )
+    if weights.w_mid is not None:
+        return "it has no kernel for a 3-layer kernel MLP (`weights.w_mid`); use a 2-layer one, or 'tiled'"
+    if dtype not in TRITON_DTYPES:
+        names = ", ".join(str(t) for t in TRITON_DTYPES)
+        return f"it computes in {names}, not in {dtype}; cast the features, or use 'tiled'"
+    if dtype == torch.bfloat16 and is_interpreted:
+        return (
+            "Triton's interpreter (TRITON_INTERPRET=1) multiplies the bits of torch.bfloat16 as integers and would "
+            "return wrong numbers; use torch.float32 or torch.float16 there, or 'tiled'"
+        )
+    if head_dim > TRITON_HEAD_DIMS[-1]:
+        return f"its head sizes end at {TRITON_HEAD_DIMS[-1]}, `u` has {head_dim}; use more heads, or 'tiled'"
+    if width > TRITON_WIDTHS[-1]:
+        return (
+            f"its kernel widths end at {TRITON_WIDTHS[-1]}, `weights.w1` has {width}; use a smaller width, or 'tiled'"
+        )
+    return None
+
+
+def _announce(message: str, level: int = logging.INFO) -> None:
+    """Logs a message the first time. Loggers cannot be traced, so a compiled call stays silent."""
+    if not torch.compiler.is_compiling() and message not in _announced:
+        _announced.add(message)
+        logger.log(level, message)
