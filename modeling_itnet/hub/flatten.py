@@ -5,7 +5,8 @@ The loader follows ``from .sibling import name`` only. So every module becomes a
 import between our modules is rewritten, by its syntax tree, to name the file that defines what is imported.
 
 - ``from package import name`` follows re-exports to the module that defines the name.
-- The table of modalities shrinks to the row of the exported model, and the function that finds its encoder imports it.
+- The table of modalities shrinks to the row of the exported model and the default one; the function that finds its
+  encoder imports it.
 - What a mode needs that the model does not run is left out; its names stand for classes that say so.
 - An absolute import of ours inside ``try``/``except ImportError`` stays: it asks for the installed package, if any.
 - ``import package`` and modules imported as names have no flat form and are errors.
@@ -80,15 +81,17 @@ def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> Non
 
 
 def _for_one(modality: Modality, module: Module) -> Module:
-    """The module as an exported model has it: the table with one row, of which it has what a configuration reads, and
-    a function in place of the other module that reads the table."""
+    """The module as an exported model has it: the table with its own row and that of a default configuration, which
+    Transformers makes to compare with, of both what a configuration reads, and a function in place of the other module
+    that reads the table."""
     if module.name == Modality.__module__:
         empty = {name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot")}
-        row = replace(modality, **empty, title="", inputs="")
+        rows = [replace(row, **empty, title="", inputs="") for row in (find_modality(ITNetConfig.modality), modality)]
+        table = {row.name: row for row in rows}
         lines = module.source.splitlines()
         for node in reversed(module.tree.body):
             if isinstance(node, ast.Assign) and node.targets[0].id in ("MODALITIES", "_ROWS"):
-                new = [f"MODALITIES = {{{row.name!r}: {row!r}}}"] if node.targets[0].id == "MODALITIES" else []
+                new = [f"MODALITIES = {table!r}"] if node.targets[0].id == "MODALITIES" else []
                 lines[node.lineno - 1 : node.end_lineno] = new
         source = "\n".join(lines)
     elif module.name == find_encoder.__module__:
@@ -97,6 +100,8 @@ def _for_one(modality: Modality, module: Module) -> Module:
 
 
 def find_encoder(config):
+    if config.modality != {modality.name!r}:
+        raise ValueError(f"`modality` ({{config.modality!r}}) must be {modality.name!r}: this code has no other")
     from {encoder.__module__} import {encoder.__name__}
 
     return {encoder.__name__}
