@@ -134,20 +134,6 @@ class Domain:
         tensors = {name: getattr(self, name) for name in ("positions", "measure", "edge_gate")}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad}
 
-    def pooled(self, features: Tensor, how: str) -> Tensor:
-        """One vector per sample, as ``config.pooling`` says: features [B, n, d] -> [B, d].
-
-        "cls" is the first position that is not padding, "max" the largest value of each feature over those that are
-        not, "mean" the integral against the measure, over its total.
-        """
-        if how == "cls":
-            first = (self.measure > 0).int().argmax(1)  # the first of equals
-            return features[torch.arange(features.shape[0], device=features.device), first]
-        if how == "max":
-            return features.masked_fill(self.measure.unsqueeze(-1) == 0, torch.finfo(features.dtype).min).amax(1)
-        weights = (self.measure / self.measure.sum(1, keepdim=True)).to(features.dtype)
-        return torch.einsum("bn,bnd->bd", weights, features)
-
 
 def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:
     """The tensors [b, ...] of all parts of a batch as one [B, ...], in the order of the batch."""

@@ -201,29 +201,34 @@ def _package():
     return export, low_rank_fit
 
 
-def main_input_first(forward):
-    """Wraps a forward whose signature does not always begin with the main input of the model.
+class main_input_first:
+    """Decorates a forward whose signature does not always begin with the main input of the model.
 
     The signature stays as it is for whoever inspects it. Positional arguments are `model.main_input_name`, then those
     of the signature, in its order, that the modality takes: a text model is called by
-    ``model(input_ids, attention_mask)``, as any other of Transformers.
+    ``model(input_ids, attention_mask)``, as any other of Transformers. Models whose main input comes first anyway have
+    the forward itself.
     """
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
 
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        if not args or names[0] == self.main_input_name:
-            return forward(self, *args, **kwargs)
-        order = names  # of a head, whose signature has nothing but what its modality takes
-        if self is self.base_model:
-            order = [name for name in names if name in self.encoder.required + self.encoder.optional]
-        order = list(dict.fromkeys([self.main_input_name, *order]))
-        if len(args) > len(order):
-            raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
-        return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
+    def __init__(self, forward):
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+        names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
 
-    return wrapper
+        @wraps(forward)
+        def reordered(self, *args, **kwargs):
+            order = names  # of a head, whose signature has nothing but what its modality takes
+            if self is self.base_model:
+                order = [name for name in names if name in self.encoder.required + self.encoder.optional]
+            order = list(dict.fromkeys([self.main_input_name, *order]))
+            if len(args) > len(order):
+                raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
+            return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
+
+        self.forward, self.reordered, self.first = forward, reordered, names[0]
+
+    def __get__(self, model, owner=None):
+        is_first = model is None or model.main_input_name == self.first
+        return (self.forward if is_first else self.reordered).__get__(model, owner)
 
 
 @auto_docstring(
@@ -330,7 +335,16 @@ class ITNetModel(ITNetPreTrainedModel):
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
-        pooled = domain.pooled(hidden_states, self.config.pooling)
+        measure = domain.measure
+        if self.config.pooling == "cls":  # the first position that is not padding, the first of equals
+            samples = torch.arange(hidden_states.shape[0], device=hidden_states.device)
+            pooled = hidden_states[samples, (measure > 0).int().argmax(1)]
+        elif self.config.pooling == "max":  # of each feature, over positions that are not padding
+            lowest = torch.finfo(hidden_states.dtype).min
+            pooled = hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
+        else:  # the integral against the measure, over its total
+            weights = (measure / measure.sum(1, keepdim=True)).to(hidden_states.dtype)
+            pooled = torch.einsum("bn,bnd->bd", weights, hidden_states)
         proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
         return ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled, proposal_loss=proposal_loss)
 

@@ -148,25 +148,21 @@ class ITNetOperator(nn.Module):
         measure: Tensor | None = None,
         *,
         return_proposal_loss: bool = False,
+        is_projected: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """features [B, n, d] on a domain -> [B, n, d].
 
         Alone, an operator also takes positions [n, s] or [B, n, s] in place of the domain, with their measure [B, n],
         which is 0 on padding; None is the uniform one, 1/n. On request it returns a pair of the output and the loss
-        that trains its proposal, which is None where there is nothing to train.
+        that trains its proposal, which is None where there is nothing to train. ``is_projected=False`` stops before
+        W^O and W_theta: the heads' integrals side by side.
         """
         if not isinstance(domain, Domain):
             omega = uniform_measure(features) if measure is None else measure
             domain = Domain(domain, omega, self.frequencies.to(features.device), is_padded=measure is not None)
         elif measure is not None:
             raise ValueError("`measure` was given beside a `domain`, which has a measure of its own")
-        losses = [] if return_proposal_loss else None
-        out = self.output(self.integral(features, domain, losses)) + self.residual(features)
-        out = self._joined(out, domain)
-        return (out, losses[0] if losses else None) if return_proposal_loss else out
-
-    def integral(self, features: Tensor, domain: Domain, losses: list[Tensor] | None = None) -> Tensor:
-        """The heads' integrals side by side, before W^O: [B, n, d]. ``losses`` collects the loss of a proposal."""
+        losses = [] if return_proposal_loss else None  # collects the loss of a proposal
         integrals, parts = [], domain.resolve(self.config, self.training)
         for part in parts:
             self._check_parts(part.mode)
@@ -189,7 +185,14 @@ class ITNetOperator(nn.Module):
             if part.neighbors is not None:
                 out = part.edge_gate.to(out.dtype) * out + self._edge_integral(heads, part)
             integrals.append(out.flatten(-2))
-        return merge(parts, integrals)
+        out = merge(parts, integrals)
+        if is_projected:
+            out = self._joined(self.output(out) + self.residual(features), parts)
+        return (out, losses[0] if losses else None) if return_proposal_loss else out
+
+    def integral(self, features: Tensor, domain: Domain) -> Tensor:
+        """The heads' integrals side by side, before W^O: [B, n, d]."""
+        return self.forward(features, domain, is_projected=False)
 
     def _edge_integral(self, heads: Tensor, domain: Domain) -> Tensor:
         """The integral over the edges of each query only, all of them in every mode."""
@@ -241,14 +244,14 @@ class ITNetOperator(nn.Module):
         """B of an operator that stands alone: that of a model of its configuration."""
         return ITNetFourierFeatures(self.config).frequencies
 
-    def _joined(self, out: Tensor, domain: Domain) -> Tensor:
+    def _joined(self, out: Tensor, parts: list[Domain]) -> Tensor:
         """``out``, with a gradient of 0 for the parameters of modes that no sample of this batch takes.
 
         Processes that train together must agree on which parameters have gradients, and their batches may differ.
         """
         if not (self.training and torch.is_grad_enabled() and _is_distributed()):
             return out
-        modes = {part.mode for part in domain.resolve(self.config, self.training)}
+        modes = {part.mode for part in parts}
         unused = [self.kernel] if modes == {"low_rank"} else []
         unused += [self.factors] if "low_rank" not in modes else []
         unused += [self.proposal] if "monte_carlo" not in modes else []

@@ -126,36 +126,24 @@ class ITNetHead(ITNetPreTrainedModel):
         return self.output_class(loss=loss, **predictions, hidden_states=hidden_states, proposal_loss=proposal_loss)
 
 
-class ITNetClassifier(nn.Linear):
-    """Dropout and a linear map on features: [..., d] -> [..., num_labels].
+class ITNetPooledClassifier(ITNetHead):
+    """Classes, several labels or numbers, by dropout and a linear map on pooled features, or those of every position.
 
-    With ``num_inputs`` k > 1 it reads k inputs of a sample side by side: [k B, d] -> [B, num_labels].
+    A sample may consist of ``num_inputs`` k > 1, whose features it reads side by side.
     """
 
-    def __init__(self, config: ITNetConfig, num_inputs: int = 1):
-        super().__init__(num_inputs * config.hidden_size, config.num_labels)
-        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.num_inputs, self.dropout = num_inputs, nn.Dropout(rate)
-
-    def forward(self, features: Tensor) -> Tensor:
-        if self.num_inputs > 1:
-            features = features.unflatten(0, (-1, self.num_inputs)).flatten(1)
-        return super().forward(self.dropout(features))
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        """Takes early checkpoints too, where the linear map was a part of this module."""
-        for name in ("weight", "bias"):
-            if f"{prefix}linear.{name}" in state_dict:
-                state_dict[f"{prefix}{name}"] = state_dict.pop(f"{prefix}linear.{name}")
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class ITNetPooledClassifier(ITNetHead):
-    """Classes, several labels or numbers of a whole sample, by a linear map of its pooled features."""
-
-    num_inputs = 1  # of which a sample consists
+    num_inputs = 1
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
-        self.classifier = ITNetClassifier(config, self.num_inputs)
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(self.num_inputs * config.hidden_size, config.num_labels)
         self.post_init()
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        """Takes early checkpoints too, where the linear map was a part of the classifier."""
+        for name in ("weight", "bias"):
+            if f"{prefix}classifier.linear.{name}" in state_dict:
+                state_dict[f"{prefix}classifier.{name}"] = state_dict.pop(f"{prefix}classifier.linear.{name}")
+        super()._load_from_state_dict(state_dict, prefix, *args)

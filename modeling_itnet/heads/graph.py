@@ -47,6 +47,6 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
         """
         inputs = {"node_features": node_features, "node_types": node_types, "neighbors": neighbors}
         outputs = self.itnet(positions=positions, attention_mask=attention_mask, **inputs, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
         return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)

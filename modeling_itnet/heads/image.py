@@ -36,6 +36,6 @@ class ITNetForImageClassification(ITNetPooledClassifier):
             [`ITNetTrainer`] passes its `label_smoothing_factor` in training.
         """
         outputs = self.itnet(pixel_values=pixel_values, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
         return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)

@@ -52,7 +52,8 @@ class ITNetImageTextInputs:
         }
         pixel_values, text = self.pairs(pixel_values, text)
         outputs = self.itnet(pixel_values=pixel_values, **text, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
+        features = outputs.pooler_output.unflatten(0, (-1, self.num_inputs)).flatten(1)  # side by side: [B, k d]
+        logits = self.classifier(self.dropout(features))
         loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
         return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
 

@@ -39,6 +39,6 @@ class ITNetForPointCloudClassification(ITNetPooledClassifier):
             As in [`ITNetForImageClassification`].
         """
         outputs = self.itnet(points=points, point_features=point_features, attention_mask=attention_mask, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
         return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)

@@ -18,7 +18,7 @@ from ..outputs import (
     ITNetQuestionAnsweringModelOutput,
     ITNetTokenClassifierOutput,
 )
-from .common import ITNetClassifier, ITNetHead, ITNetPooledClassifier
+from .common import ITNetHead, ITNetPooledClassifier
 
 
 class ITNetTextInputs:
@@ -70,7 +70,7 @@ class ITNetTextInputs:
 )
 class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
     def scores(self, outputs: ITNetModelOutput) -> Tensor:
-        return self.classifier(outputs.pooler_output)
+        return self.classifier(self.dropout(outputs.pooler_output))
 
 
 @auto_docstring(
@@ -109,17 +109,12 @@ class ITNetForMaskedLM(ITNetTextInputs, ITNetHead):
     ITNet with a token classification head: a linear layer on every token.
     """
 )
-class ITNetForTokenClassification(ITNetTextInputs, ITNetHead):
+class ITNetForTokenClassification(ITNetTextInputs, ITNetPooledClassifier):
     output_class = ITNetTokenClassifierOutput
     problem_type = "single_label_classification"  # of every token that has a label
 
-    def __init__(self, config: ITNetConfig):
-        super().__init__(config)
-        self.classifier = ITNetClassifier(config)
-        self.post_init()
-
     def scores(self, outputs: ITNetModelOutput) -> Tensor:
-        return self.classifier(outputs.last_hidden_state)
+        return self.classifier(self.dropout(outputs.last_hidden_state))
 
 
 @auto_docstring(
