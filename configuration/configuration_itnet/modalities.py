@@ -163,6 +163,3 @@ def find_modality(name: str) -> Modality:
     if name not in MODALITIES:
         raise ValueError(f"`modality` ({name!r}) must be one of {', '.join(MODALITIES)}")
     return MODALITIES[name]
-
-
-__all__ = ["MODALITIES", "Head", "Modality", "find_modality"]

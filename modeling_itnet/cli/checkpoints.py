@@ -25,10 +25,7 @@ def create(
     mode: Annotated[str | None, typer.Option(help="exact, monte_carlo, low_rank or auto.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            help=f"A head: {', '.join(task_classes())}; the Hub's names, such as fill-mask, will do too. None: the "
-            "bare model."
-        ),
+        typer.Option(help=f"A head: {', '.join(task_classes())}, or the Hub's name, as fill-mask. None: no head."),
     ] = None,
     num_labels: Annotated[int | None, typer.Option(help="Classes of the head.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use: a folder or a Hub id.")] = None,

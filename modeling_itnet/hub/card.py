@@ -14,12 +14,6 @@ from ..modalities import find_head
 from ..modeling_itnet import ITNetModel
 
 _TEMPLATE = Path(__file__).with_name("card_template.md")
-_MODES = {
-    "exact": "every pair of positions counts",
-    "monte_carlo": "{c.num_samples} sampled positions per query in training, as many anchors at evaluation",
-    "low_rank": "a kernel of rank {c.rank} per head, in time linear in the number of positions",
-    "auto": "exact up to {c.exact_max_positions} positions, approximate above",
-}
 
 
 def model_card(
@@ -51,46 +45,34 @@ def model_card(
     """
     with torch.device("meta"):
         components = count_parameters(model_class(config))
-    total = sum(components.values())
     row, head = find_modality(config.modality), find_head(model_class)
+    short_name = name.rstrip("/").split("/")[-1]
+    tags = ["itnet", "integral-transform", config.modality.replace("_", "-")]
     data = ModelCardData(
-        model_name=name.rstrip("/").split("/")[-1] if results else None,
+        model_name=short_name if results else None,
         eval_results=list(results) or None,
         library_name="transformers",
         license="apache-2.0",
         datasets=list(datasets) or None,
         pipeline_tag=row.bare_task if head is None else head.hub_task,
-        tags=[
-            "itnet",
-            "integral-transform",
-            config.modality.replace("_", "-"),
-            *(["custom_code"] if has_code else []),
-        ],
+        tags=[*tags, "custom_code"] if has_code else tags,
     )
     return ModelCard.from_template(
         data,
         template_path=str(_TEMPLATE),
-        title=title or name.rstrip("/").split("/")[-1],
+        title=title or short_name,
         repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
-        about_data=about_data,
-        preset=preset,
+        config=config,
+        modality=row,
         model_class=model_class.__name__,
         auto_class="AutoModel" if head is None else head.auto_class,
-        modality_text=row.title,
-        parameters=f"{total / 1e6:.4g} M",
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
+        components=components,
+        total=sum(components.values()),
         is_random=is_random,
         has_code=has_code,
-        inputs=row.inputs,
-        components=components,
-        total=total,
-        mode=config.integration_mode,
-        mode_text=_MODES[config.integration_mode].format(c=config),
-        exact_max=config.exact_max_positions,
-        kernel_width=config.kernel_hidden_size,
         results=list(results),
+        about_data=about_data,
+        preset=preset,
     )
 
 

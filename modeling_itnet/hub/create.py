@@ -22,19 +22,21 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
-    """Name of a task -> the class of its head, and the modality that it reads."""
-    return {_task_name(cls): (cls, row.name) for cls, _, row in find_heads()}
+    """Name of a task, such as image-classification for ITNetForImageClassification -> its class and its modality."""
+    dashes = re.compile(r"(?<=[a-z])(?=[A-Z])")
+    heads = [(cls, row.name) for cls, _, row in find_heads()]
+    return {dashes.sub("-", cls.__name__.removeprefix("ITNetFor")).lower(): (cls, name) for cls, name in heads}
 
 
 def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
     """Class and modality of a task, by a name of :func:`task_classes` or the Hub's name of it, such as fill-mask."""
-    tasks = task_classes()
-    named = {head.hub_task: (cls, row.name) for cls, head, row in find_heads()}
-    bare = {row.bare_task: (ITNetModel, row.name) for row in MODALITIES.values()}
-    bare[Modality.bare_task] = (ITNetModel, None)  # what most modalities have
-    found = {**named, **bare, **tasks}
+    found = {head.hub_task: (cls, row.name) for cls, head, row in find_heads()}
+    found |= {row.bare_task: (ITNetModel, row.name) for row in MODALITIES.values()}
+    found |= {Modality.bare_task: (ITNetModel, None), **task_classes()}  # most modalities have this bare task
     if name not in found:
-        raise ValueError(f"unknown task {name!r}; available: {', '.join(tasks)}, and the Hub's names of these")
+        raise ValueError(
+            f"unknown task {name!r}; available: {', '.join(task_classes())}, and the Hub's names of these"
+        )
     return found[name]
 
 
@@ -86,10 +88,10 @@ def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
         return config, None if maker is None else maker(config)
     if tokenizer is not None and texts:
         raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
-    if tokenizer is not None:
-        tokenizer = _load_tokenizer(tokenizer)
-    else:
+    if tokenizer is None:
         tokenizer = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
+    else:
+        tokenizer = _load_tokenizer(tokenizer)
     config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
     return config, tokenizer if maker is None else maker(config, tokenizer)
 
@@ -120,39 +122,29 @@ def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_leng
     mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
     if texts:
         _check_texts(texts)
-        special = [*SPECIAL_TOKENS[:-1], mask]
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        )
+        tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": alphabet}
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
         backend.train([str(path) for path in texts], trainer)
     ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
-    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-    names["mask_token"] = mask
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS} | {"mask_token": mask}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **names,
+        tokenizer_object=backend, model_max_length=max_length, model_input_names=inputs, **names
     )
 
 
 def _check_texts(paths: Sequence[str | os.PathLike]) -> None:
     """Refuses files that are missing or no text, and files that are all empty."""
-    is_empty = True
+    has_text = False
     for path in paths:
         if not Path(path).is_file():
             raise ValueError(f"no such text file: {path}")
         try:
-            is_empty = not Path(path).read_text(encoding="utf-8").strip() and is_empty
+            has_text |= bool(Path(path).read_text(encoding="utf-8").strip())
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is no text in UTF-8: {error}") from error
-    if is_empty:
+    if not has_text:
         raise ValueError(f"there is no text to train a tokenizer on in {', '.join(map(str, paths))}")
-
-
-def _task_name(cls: type) -> str:
-    """ITNetForImageClassification -> image-classification."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removeprefix("ITNetFor")).lower()

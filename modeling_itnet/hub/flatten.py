@@ -74,7 +74,8 @@ def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> Non
     """Writes the modules that ``classes`` need, and checks that the loader will read their imports as we do."""
     for file, source in flat_sources(config, *classes).items():
         (folder / file).write_text(source, encoding="utf-8")
-        wanted = {node.module for node in ast.walk(ast.parse(source)) if _is_relative(node)}
+        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+        wanted = {node.module for node in imports if node.level > 0}
         found = set(get_relative_imports(folder / file))
         if found != wanted:
             raise ValueError(f"{file}: the loader takes {sorted(found - wanted)} in a docstring for an import")
@@ -122,9 +123,8 @@ def read_module(name: str) -> Module:
 def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str]]:
     """The module's source with flat imports, and the modules that it imports; none of those that are ``absent``."""
     lines = module.source.splitlines()
-    optional = {
-        node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)
-    }  # fmt: skip
+    blocks = [block for block in ast.walk(module.tree) if isinstance(block, ast.Try)]
+    optional = {node for block in blocks for node in ast.walk(block)}
     imported, edits = [], []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import) and any(_is_ours(alias.name) for alias in node.names):
@@ -157,9 +157,8 @@ def _target(module: Module, node: ast.ImportFrom) -> str:
     """Absolute name of the module that ``node`` imports from."""
     if node.level == 0:
         return node.module
-    base = module.name.split(".")
-    base = base[: len(base) - node.level + module.is_package]
-    return ".".join([*base, *([node.module] if node.module else [])])
+    package = module.name if module.is_package else module.name.rpartition(".")[0]
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
 def _definer(target: str, name: str, where: str) -> str:
@@ -179,7 +178,3 @@ def _is_ours(module: str | None) -> bool:
     """Whether a module is exported with what imports it: those of the packages that the table of modalities names."""
     named = {reference.split(":")[0].split(".")[0] for row in MODALITIES.values() for reference in row.exported}
     return module is not None and module.split(".")[0] in {*PACKAGES, *named} - {""}
-
-
-def _is_relative(node: ast.AST) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.level > 0

@@ -41,10 +41,9 @@ def export_graph(
         dynamic_batch (`bool`, *optional*, defaults to `True`):
             The graph takes any number of samples. Graph models have a fixed number.
     """
-    shared = [name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2]
-    dynamic = {
-        name: {0: torch.export.Dim.DYNAMIC} if dynamic_batch and name not in shared else None for name in inputs
-    }
+    shared = {name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2}
+    batch = {0: torch.export.Dim.DYNAMIC} if dynamic_batch else None
+    dynamic = {name: None if name in shared else batch for name in inputs}
     program = torch.export.export(model.eval(), (), dict(inputs), dynamic_shapes=dynamic, strict=False)
     return program.run_decompositions({pair_sum._opoverload: dense_pair_sum})
 
@@ -94,18 +93,14 @@ def _name_batch_axis(graph) -> None:
 @contextmanager
 def _quiet():
     """Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
     try:
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.filterwarnings("ignore", category=category)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
-
-
-__all__ = ["export_graph", "export_onnx"]

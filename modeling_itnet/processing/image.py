@@ -111,6 +111,3 @@ def _check_images(images) -> None:
             )
         if 0 in shape:
             raise ValueError(f"an array {shape} is no image: it has no pixels")
-
-
-__all__ = ["ITNetImageProcessor"]

@@ -60,6 +60,3 @@ class ITNetProcessor(ProcessorMixin):
                 f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer: shorten it, "
                 "or pass `truncation=True`"
             )
-
-
-__all__ = ["ITNetProcessor"]

@@ -48,10 +48,15 @@ def _read_ply(content: bytes) -> np.ndarray:
     if not separator:
         raise ValueError("its header has no end")
     body = body[body.index(b"\n") + 1 :]
-    kind, elements = _ply_header(head.decode("ascii"))
-    if elements[0][0] != "vertex":
-        raise ValueError(f"its first element is {elements[0][0]!r}, not 'vertex'")
-    _, count, fields = elements[0]
+    lines = [line.split() for line in head.decode("ascii").splitlines() if line.strip()]
+    kind = next((line[1] for line in lines if line[0] == "format"), "")
+    if kind != "ascii" and kind not in _ORDERS:
+        raise ValueError(f"its format is {kind!r}, not ascii or one of {sorted(_ORDERS)}")
+    begin, end = [*(index for index, line in enumerate(lines) if line[0] == "element"), len(lines)][:2]
+    if lines[begin][1] != "vertex":
+        raise ValueError(f"its first element is {lines[begin][1]!r}, not 'vertex'")
+    count = int(lines[begin][2])
+    fields = [(line[-1], line[1]) for line in lines[begin:end] if line[0] == "property"]
     columns = [[name for name, _ in fields].index(axis) for axis in "xyz"]
     if kind == "ascii":
         rows = body.decode("ascii").splitlines()[:count]
@@ -61,21 +66,3 @@ def _read_ply(content: bytes) -> np.ndarray:
     row = np.dtype([(name, _ORDERS[kind] + _TYPES[form]) for name, form in fields])
     table = np.frombuffer(body, dtype=row, count=count)
     return np.stack([table[axis] for axis in "xyz"], axis=1).astype(np.float64)
-
-
-def _ply_header(text: str) -> tuple[str, list[tuple[str, int, list[tuple[str, str]]]]]:
-    """Format, and (name, count, [(property, type)]) of every element."""
-    kind, elements = "", []
-    for entries in map(str.split, text.splitlines()):
-        if entries[:1] == ["format"]:
-            kind = entries[1]
-        elif entries[:1] == ["element"]:
-            elements.append((entries[1], int(entries[2]), []))
-        elif entries[:1] == ["property"]:
-            elements[-1][2].append((entries[-1], entries[1]))
-    if kind != "ascii" and kind not in _ORDERS:
-        raise ValueError(f"its format is {kind!r}, not ascii or one of {sorted(_ORDERS)}")
-    return kind, elements
-
-
-__all__ = ["read_points"]

@@ -34,6 +34,3 @@ def lora_config(model, r: int = 8, adapt_kernels: bool = True, **kwargs):
         "lora_alpha": 2 * r,
     }
     return LoraConfig(r=r, **{**settings, **kwargs})
-
-
-__all__ = ["LORA_TARGET_MODULES", "LORA_TARGET_PARAMETERS", "lora_config"]

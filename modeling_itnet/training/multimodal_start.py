@@ -87,6 +87,3 @@ def _projection_in_the_plane(base: ITNetModel, text: ITNetModel) -> Tensor:
     # Directions that the coordinates hardly excite get no weight instead of a huge one.
     solution = torch.linalg.lstsq(base.fourier(plane).double(), wanted, rcond=1e-2, driver="gelsd").solution
     return solution.T
-
-
-__all__ = ["from_image_and_text_checkpoints"]
