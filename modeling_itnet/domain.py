@@ -71,14 +71,11 @@ class Domain:
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """The other ends of the edges of each position, and their measure, 0 where there is none: [B, n, m] each."""
-        if self._edges is not None:
-            return self._edges
-        ends = self.neighbors.clamp(min=0)
-        omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
-        edges = ends, omega * (self.neighbors >= 0)
-        if not self.measure.requires_grad:  # a checkpoint that is run again must find the same graph
-            self._edges = edges
-        return edges
+        if self._edges is None or self.measure.requires_grad:  # a checkpoint that runs again must find the same graph
+            ends = self.neighbors.clamp(min=0)
+            omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
+            self._edges = ends, omega * (self.neighbors >= 0)
+        return self._edges
 
     def resolve(
         self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors

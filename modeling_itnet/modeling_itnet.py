@@ -88,9 +88,8 @@ class ITNetPreTrainedModel(PreTrainedModel):
         """
         if with_code is None:
             with_code = any("--" not in name for name in (getattr(self.config, "auto_map", None) or {}).values())
-        hub = (
-            _package()[0] if with_code and not self.is_remote_code() else None
-        )  # the base class saves code from the Hub
+        with_code = with_code and not self.is_remote_code()  # the base class saves code from the Hub
+        hub = _package()[0] if with_code else None
         if hub is not None and kwargs.get("push_to_hub"):
             raise ValueError("`push_to_hub=True` does not go with code: call `model.push_to_hub(repo_id)` instead")
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
@@ -115,16 +114,10 @@ class ITNetPreTrainedModel(PreTrainedModel):
 
     def to_low_rank(self, rank: int, calibration_data, **settings):
         """
-        Switches a trained model from exact to low-rank integration, in place.
+        Switches a trained model from exact to low-rank integration, in place, and returns a [`LowRankReport`].
 
-        Args:
-            rank (`int`): Rank of the kernel per head, from 1 to `config.head_dim`.
-            calibration_data: One or more batches of forward arguments, on which the factors are fitted.
-            settings: Further arguments of [`modeling_itnet.integration.low_rank_fit.fit_low_rank`]: steps and
-                learning rates, `integration_mode`, `seed`.
-
-        Returns:
-            [`LowRankReport`]: the relative errors per layer and of the whole model.
+        [`modeling_itnet.integration.low_rank_fit.fit_low_rank`] describes the arguments. `rank` is that of the kernel
+        per head, from 1 to `config.head_dim`; `calibration_data` are one or more batches of forward arguments.
         """
         if self.is_remote_code():
             raise ImportError("`to_low_rank` needs the itnet package, and the model to be loaded by its classes")

@@ -174,14 +174,8 @@ class ITNetOperator(nn.Module):
             elif part.anchors is not None:
                 out = self._anchored_integral(heads, part)
             else:
-                out = integral_transform(
-                    heads,
-                    part.coordinates,
-                    self.kernel(part.frequencies),
-                    measure=part.measure,
-                    is_causal=self.is_causal,
-                    backend=self.config.backend,
-                )
+                settings = {"measure": part.measure, "is_causal": self.is_causal, "backend": self.config.backend}
+                out = integral_transform(heads, part.coordinates, self.kernel(part.frequencies), **settings)
             if part.neighbors is not None:
                 out = part.edge_gate.to(out.dtype) * out + self._edge_integral(heads, part)
             integrals.append(out.flatten(-2))
@@ -213,15 +207,8 @@ class ITNetOperator(nn.Module):
             draws = self.proposal.draw(features, domain)
             if losses is not None:
                 losses.append(self.proposal.loss(features, domain, draws, kernel))
-        return monte_carlo_transform(
-            heads,
-            domain.coordinates,
-            kernel,
-            indices=draws.indices,
-            probabilities=draws.probabilities,
-            measure=domain.measure,
-            is_causal=self.is_causal,
-        )
+        given = {"indices": draws.indices, "probabilities": draws.probabilities, "measure": domain.measure}
+        return monte_carlo_transform(heads, domain.coordinates, kernel, **given, is_causal=self.is_causal)
 
     def _anchored_integral(self, heads: Tensor, domain: Domain) -> Tensor:
         """The integral over anchors only."""
@@ -229,15 +216,9 @@ class ITNetOperator(nn.Module):
         if self.is_causal:
             given = {"indices": anchors.indices, "coefficients": anchors.measure}
             return sampled_transform(heads, domain.coordinates, kernel, **given)
-        return integral_transform(
-            take(heads, anchors.indices),
-            anchors.coordinates,
-            kernel,
-            measure=anchors.measure,
-            queries=heads,
-            query_positions=domain.coordinates,
-            backend=self.config.backend,
-        )
+        keys, backend = take(heads, anchors.indices), self.config.backend
+        given = {"measure": anchors.measure, "queries": heads, "query_positions": domain.coordinates}
+        return integral_transform(keys, anchors.coordinates, kernel, **given, backend=backend)
 
     @cached_property  # outside of nn.Module's registers: no part of the state
     def frequencies(self) -> Tensor:
@@ -249,7 +230,8 @@ class ITNetOperator(nn.Module):
 
         Processes that train together must agree on which parameters have gradients, and their batches may differ.
         """
-        if not (self.training and torch.is_grad_enabled() and _is_distributed()):
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not (self.training and torch.is_grad_enabled() and is_distributed):
             return out
         modes = {part.mode for part in parts}
         unused = [self.kernel] if modes == {"low_rank"} else []
@@ -292,11 +274,6 @@ def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:
     else:
         gain = 1 / math.sqrt(2 * config.num_hidden_layers) if scheme == "xavier_output" else 1
         init.xavier_uniform_(linear.weight, gain=gain)
-
-
-def _is_distributed() -> bool:
-    """Whether processes train together, or one as if there were more."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 # What to do about missing parameters.

@@ -64,16 +64,8 @@ class ITNetFactors(nn.Module):
     def forward(self, heads: Tensor, domain: Domain, state: LowRankState | None = None) -> tuple[Tensor, LowRankState]:
         """The integral of heads [B, n, H, d_h] with this kernel, [B, n, H, d_h], and the state after the last key."""
         phi, psi = self.factors(heads, domain)
-        return low_rank_transform(
-            heads,
-            phi,
-            psi,
-            measure=domain.measure,
-            is_causal=self.config.is_causal,
-            state=state,
-            bias=self.bias,
-            return_state=True,
-        )
+        given = {"measure": domain.measure, "is_causal": self.config.is_causal, "state": state, "bias": self.bias}
+        return low_rank_transform(heads, phi, psi, **given, return_state=True)
 
     def factors(self, heads: Tensor, domain: Domain) -> tuple[Factor, Factor]:
         """Phi and Psi at all positions."""

@@ -4,6 +4,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -86,23 +87,22 @@ def fit_low_rank(
         raise ValueError("the model has no exact kernels to start from: it is a low-rank model already")
     base = model.base_model
     with integrating("exact"):
-        batches, held_out = _split(base, _batches(model, calibration_data), hold_out)
+        batches, held_out, num_held_out = _split(base, _batches(model, calibration_data), hold_out)
         inputs = [operator_inputs(base, batch) for batch in batches]  # [batch][layer]
-        whole, unseen = _ModelProblem(base, batches), _ModelProblem(base, held_out)
+        whole, unseen = _model_problem(base, batches), _model_problem(base, held_out)
         fitted, errors = [], []
         bar = logging.tqdm(total=len(operators) * steps + distillation_steps, desc=f"fitting rank {rank}")
         for index, operator in enumerate(operators):
-            problem = _LayerProblem(operator, [batch[index] for batch in inputs])
-            factors = _random_factors(config, seed + index).to(model.device)
-            errors.append(problem.fit(factors, steps, learning_rate, bar))
-            fitted.append(factors)
+            fitted.append(_random_factors(config, seed + index).to(model.device))
+            layer_inputs = [batch[index] for batch in inputs]
+            errors.append(_fit_layer(operator, fitted[-1], layer_inputs, steps, learning_rate, bar))
     before = [operator.factors for operator in operators]
     try:
         for operator, factors in zip(operators, fitted, strict=True):
             operator.factors = factors.to(operator.output.weight.dtype).train(operator.training)
         with integrating("low_rank"):  # also for "auto": the data may be short
-            output_error = whole.fit(fitted, distillation_steps, distillation_learning_rate, bar)
-            held_out_error = unseen.error() if held_out else None
+            output_error = _fit(whole, fitted, distillation_steps, distillation_learning_rate, bar)
+            held_out_error = _relative_error(unseen) if held_out else None
     except BaseException:
         for operator, factors in zip(operators, before, strict=True):
             operator.factors = factors
@@ -114,101 +114,74 @@ def fit_low_rank(
             operator.kernel = operator.proposal = None
     model.config.rank, model.config.approximate_mode = rank, "low_rank"
     model.config.integration_mode = integration_mode
-    return LowRankReport(rank, errors, output_error, held_out_error, unseen.num_samples)
+    return LowRankReport(rank, errors, output_error, held_out_error, num_held_out)
 
 
-class _LayerProblem:
-    """Inputs of one operator on all batches, and the exact integrals that the factors are to reproduce."""
-
-    @torch.no_grad()
-    def __init__(self, operator: ITNetOperator, inputs: list[OperatorInput]):
-        self.inputs, self.targets, self.real = [], [], []
-        for features, domain in inputs:
-            integral = operator.integral(features, domain.replaced(neighbors=None)).float()  # whatever the edges
-            heads = features.float().unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
-            self.inputs.append((heads, domain))
-            self.real.append((domain.measure > 0)[..., None, None])  # what comes out at padding does not matter
-            self.targets.append(integral.view_as(heads))
-
-    def fit(self, factors: ITNetFactors, steps: int, learning_rate: float, bar) -> float:
-        """Least squares, Adam, least squares; keeps the best of start and end and returns its relative error."""
-
-        def outcome(index: int) -> tuple[Tensor, Tensor]:
-            out, _ = factors(*self.inputs[index])
-            return out * self.real[index], self.targets[index] * self.real[index]
-
-        self.solve(factors)
-        start, start_error = copy.deepcopy(factors.state_dict()), _relative_error(outcome, len(self.inputs))
-        _adam(outcome, len(self.inputs), list(factors.parameters()), steps, learning_rate, bar)
-        self.solve(factors)
-        error = _relative_error(outcome, len(self.inputs))
-        if error > start_error:
-            factors.load_state_dict(start)
-        return min(error, start_error)
-
-    @torch.no_grad()
-    def solve(self, factors: ITNetFactors) -> None:
-        """Solves for Phi's output layer and the constant: out_i = W^T [Z (x) h_i; Z; ubar] is linear in them."""
-        gram = right = 0
-        for inputs, real, target in zip(self.inputs, self.real, self.targets, strict=True):
-            regressors = (_regressors(factors, *inputs) * real).double()  # [B, n, H, f]
-            gram = gram + torch.einsum("bnhf,bnhg->hfg", regressors, regressors)
-            right = right + torch.einsum("bnhf,bnha->hfa", regressors, (target * real).double())
-        scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-        solution = torch.linalg.solve(gram + _RIDGE * scale * torch.eye(gram.shape[1]).to(gram), right)  # [H, f, a]
-        rank, width = factors.phi.w2.shape[1], factors.phi.w2.shape[3]
-        weight, bias, constant = solution.split([rank * width, rank, right.shape[2]], dim=1)
-        factors.phi.w2.copy_(weight.unflatten(1, (rank, width)).transpose(2, 3))
-        factors.phi.b2.copy_(bias)
-        factors.bias.copy_(constant.mT)
+# What is to be fitted: for every batch a function that gives (actual, wanted), both 0 at padding.
+Problem = list[Callable[[], tuple[Tensor, Tensor]]]
 
 
-class _ModelProblem:
-    """The exact model's last hidden states on all batches, which the converted model is to reproduce."""
+@torch.no_grad()
+def _model_problem(base: nn.Module, batches: list[dict[str, Tensor]]) -> Problem:
+    """The last hidden states that the model has when this is called, which the converted model is to reproduce."""
+    real = [(operator_inputs(base, batch)[0].domain.measure > 0).unsqueeze(-1) for batch in batches]  # [B, n, 1]
 
-    @torch.no_grad()
-    def __init__(self, base: nn.Module, batches: list[dict[str, Tensor]]):
-        self.base, self.batches = base, batches
-        domains = [operator_inputs(base, batch)[0].domain for batch in batches]
-        self.real = [(domain.measure > 0).unsqueeze(-1) for domain in domains]  # [B, n, 1]
-        self.num_samples = sum(len(real) for real in self.real)
+    def states(index: int) -> Tensor:
         with evaluating(base):
-            self.targets = [base(**batch).last_hidden_state for batch in batches]
+            return base(**batches[index]).last_hidden_state * real[index]
 
-    def outcome(self, index: int) -> tuple[Tensor, Tensor]:
-        real = self.real[index]
-        return self.base(**self.batches[index]).last_hidden_state * real, self.targets[index] * real
-
-    def error(self) -> float:
-        """The relative error of the model as it is."""
-        with evaluating(self.base):
-            return _relative_error(self.outcome, len(self.batches))
-
-    def fit(self, fitted: list[ITNetFactors], steps: int, learning_rate: float, bar) -> float:
-        """Trains the factors of all layers and returns the relative error; keeps the start if nothing is gained."""
-        with evaluating(self.base):
-            start = [copy.deepcopy(factors.state_dict()) for factors in fitted]
-            start_error = _relative_error(self.outcome, len(self.batches))
-            parameters = [parameter for factors in fitted for parameter in factors.parameters()]
-            _adam(self.outcome, len(self.batches), parameters, steps, learning_rate, bar)
-            error = _relative_error(self.outcome, len(self.batches))
-            if error > start_error:
-                for factors, state in zip(fitted, start, strict=True):
-                    factors.load_state_dict(state)
-        return min(error, start_error)
+    wanted = [states(index) for index in range(len(batches))]
+    return [lambda index=index: (states(index), wanted[index]) for index in range(len(batches))]
 
 
-# What a problem is to its solver: the number of a batch -> (actual, wanted).
-Outcome = Callable[[int], tuple[Tensor, Tensor]]
+def _fit_layer(operator: ITNetOperator, factors: ITNetFactors, inputs: list[OperatorInput], *settings) -> float:
+    """Fits factors to the integrals of one operator by least squares, Adam, least squares; the relative error."""
+    data = []
+    for features, domain in inputs:
+        with torch.no_grad():
+            wanted = operator.integral(features, domain.replaced(neighbors=None)).float()  # whatever the edges
+        heads = features.float().unflatten(-1, (operator.num_heads, -1))  # [B, n, H, d_h]
+        real = (domain.measure > 0)[..., None, None]  # what comes out at padding does not matter
+        data.append((heads, domain, real, wanted.view_as(heads) * real))
+
+    def outcome(heads: Tensor, domain: Domain, real: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        return factors(heads, domain)[0] * real, wanted
+
+    _solve(factors, data)
+    return _fit([partial(outcome, *batch) for batch in data], [factors], *settings, lambda: _solve(factors, data))
+
+
+@torch.no_grad()
+def _solve(factors: ITNetFactors, data: list[tuple[Tensor, Domain, Tensor, Tensor]]) -> None:
+    """Solves for Phi's output layer and the constant: out_i = W^T [Z (x) h_i; Z; ubar] is linear in them."""
+    gram = right = 0
+    for heads, domain, real, wanted in data:
+        regressors = (_regressors(factors, heads, domain) * real).double()  # [B, n, H, f]
+        gram = gram + torch.einsum("bnhf,bnhg->hfg", regressors, regressors)
+        right = right + torch.einsum("bnhf,bnha->hfa", regressors, wanted.double())
+    scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    solution = torch.linalg.solve(gram + _RIDGE * scale * torch.eye(gram.shape[1]).to(gram), right)  # [H, f, a]
+    rank, width = factors.phi.w2.shape[1], factors.phi.w2.shape[3]
+    weight, bias, constant = solution.split([rank * width, rank, right.shape[2]], dim=1)
+    factors.phi.w2.copy_(weight.unflatten(1, (rank, width)).transpose(2, 3))
+    factors.phi.b2.copy_(bias)
+    factors.bias.copy_(constant.mT)
 
 
 @torch.enable_grad()
-def _adam(outcome: Outcome, count: int, parameters: list[nn.Parameter], steps: int, learning_rate: float, bar) -> None:
-    """Minimises the relative squared error over ``parameters``, and touches no other gradient."""
+def _fit(
+    problem: Problem, fitted: list[ITNetFactors], steps: int, learning_rate: float, bar, finish=lambda: None
+) -> float:
+    """Minimises the relative squared error over the factors by Adam, and touches no other gradient.
+
+    Keeps the better of start and end, after ``finish``, and returns its relative error.
+    """
+    start, start_error = copy.deepcopy([factors.state_dict() for factors in fitted]), _relative_error(problem)
+    parameters = [parameter for factors in fitted for parameter in factors.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
-        actual, wanted = outcome(step % count)
+        actual, wanted = problem[step % len(problem)]()
         loss = (actual - wanted).float().square().sum() / wanted.float().square().sum().clamp(min=1e-30)
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
@@ -216,11 +189,17 @@ def _adam(outcome: Outcome, count: int, parameters: list[nn.Parameter], steps: i
         schedule.step()
         bar.update()
     optimizer.zero_grad()
+    finish()
+    error = _relative_error(problem)
+    if error > start_error:
+        for factors, state in zip(fitted, start, strict=True):
+            factors.load_state_dict(state)
+    return min(error, start_error)
 
 
 @torch.no_grad()
-def _relative_error(outcome: Outcome, count: int) -> float:
-    pairs = [outcome(index) for index in range(count)]
+def _relative_error(problem: Problem) -> float:
+    pairs = [outcome() for outcome in problem]
     difference = sum((actual - wanted).float().square().sum() for actual, wanted in pairs)
     return float((difference / sum(wanted.float().square().sum() for _, wanted in pairs).clamp(min=1e-30)).sqrt())
 
@@ -278,9 +257,9 @@ def _batches(model: nn.Module, data) -> list[dict[str, Tensor]]:
 
 def _split(
     base: nn.Module, batches: list[dict[str, Tensor]], hold_out: float
-) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """All batches without their last samples, and these samples."""
-    kept, held = [], []
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]], int]:
+    """All batches without their last samples, these samples, and how many they are."""
+    kept, held, num_held = [], [], 0
     for batch in batches:
         size = next((len(batch[name]) for name in base.encoder.required if name in batch), 0)
         count = int(hold_out * size)
@@ -290,6 +269,7 @@ def _split(
             if len(value) != size or value.dim() < 2 or (value.dim() == 2 and name.endswith("positions"))
         }
         kept.append({name: value if name in shared else value[: size - count] for name, value in batch.items()})
+        num_held += count
         if count:
             held.append({name: value if name in shared else value[size - count :] for name, value in batch.items()})
-    return kept, held
+    return kept, held, num_held

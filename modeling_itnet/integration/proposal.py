@@ -86,14 +86,10 @@ class ITNetProposal(nn.Module):
         rows = rows[:, 0]  # [B, number]
         indices, probabilities = (take(t, rows) for t in (draws.indices, draws.probabilities))  # [B, number, M]
         heads = features.unflatten(-1, (-1, self.config.head_dim))
-        norms = integrand_norms(
-            heads,
-            domain.coordinates,
-            KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights)),
-            indices=indices,
-            queries=take(heads, rows),
-            query_positions=take(domain.positions.expand(batch, *domain.positions.shape[-2:]), rows),
-        )
+        weights = KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights))
+        places = take(domain.positions.expand(batch, *domain.positions.shape[-2:]), rows)
+        given = {"indices": indices, "queries": take(heads, rows), "query_positions": places}
+        norms = integrand_norms(heads, domain.coordinates, weights, **given)
         target = norms * measure.gather(1, indices.flatten(1)).view(indices.shape) / probabilities
         target = target / target.sum(-1, keepdim=True).clamp(min=torch.finfo(target.dtype).tiny)
         pmf = self._pmf(take(draws.queries, rows), draws.keys, measure, rows)  # with its gradient, of these rows alone

@@ -82,12 +82,8 @@ class FunctionKernel(Kernel):
     def forward(self, pairs: Pairs) -> Tensor:
         if pairs.u_y.shape[2] != 1:
             raise ValueError(f"a FunctionKernel takes one group of features, [B, n, d]; got {pairs.u_y.shape[2]}")
-        values = self.function(
-            pairs.x.unsqueeze(2),
-            pairs.y.unsqueeze(1),
-            pairs.u_x[:, :, 0].unsqueeze(2),
-            pairs.u_y[:, :, 0].unsqueeze(1),
-        )
+        u_x, u_y = pairs.u_x[:, :, 0].unsqueeze(2), pairs.u_y[:, :, 0].unsqueeze(1)
+        values = self.function(pairs.x.unsqueeze(2), pairs.y.unsqueeze(1), u_x, u_y)
         if values.dim() != 3 + self.axes:
             raise ValueError(f"the kernel function returned {list(values.shape)}: expected {3 + self.axes} axes")
         return values.unsqueeze(3)

@@ -52,9 +52,8 @@ def transitions(a: Tensor, rows: slice, columns: slice) -> Tensor:
     for t in range(min(columns.start, rows.start), rows.stop):
         phi = a[:, t : t + 1] @ phi
         if columns.start <= t < columns.stop:
-            first = torch.zeros(count, 1, 1, dtype=a.dtype, device=a.device)
-            first[t - columns.start] = 1
-            phi = phi + first * identity
+            begins = torch.arange(columns.start, columns.stop, device=a.device) == t
+            phi = phi + begins.view(-1, 1, 1) * identity
         if t >= rows.start:
             kept.append(phi)
     return torch.stack(kept, 1)
