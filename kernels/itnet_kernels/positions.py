@@ -86,46 +86,35 @@ def find_lattice(
     """
     num_queries, num_keys = len(query_positions), len(key_positions)
     points = torch.cat([query_positions, key_positions])  # [n, s]
-    steps, sizes, indices, moved = [], [], [], []
+    shifts, moved, flat = [], [], 0
     budget = num_queries * num_keys // _TABLE_SAVING
     for coordinate in points.T:
         values = torch.unique(coordinate)  # sorted
         extent = values[-1] - values[0]
         if not extent.isfinite():
             return None
-        if extent == 0:  # all points share this coordinate
-            steps.append(values.new_ones(()))
-            sizes.append(1)
-            indices.append(torch.zeros_like(coordinate, dtype=torch.long))
-            moved.append(torch.zeros_like(extent))
-            continue
         tolerance = 2 * precision * extent
         gaps = values.diff()
         gaps = gaps[gaps > 2 * tolerance]  # the others separate roundings of the same lattice point
-        cells = int((extent / gaps.min()).round()) if len(gaps) > 0 else budget
+        cells = 0 if extent == 0 else budget  # all points share this coordinate, or no table would pay
+        if len(gaps) > 0:
+            cells = int((extent / gaps.min()).round())
         budget //= 2 * cells + 1
         if budget == 0:
             return None
-        step = extent / cells
+        step = extent / cells if cells > 0 else torch.ones_like(extent)
         index = ((coordinate - values[0]) / step).round()
         residual = (values[0] + index * step - coordinate).abs().max()
         if residual > tolerance:
             return None
-        steps.append(step)
-        sizes.append(cells + 1)
-        indices.append(index.long())
+        shifts.append(torch.arange(-cells, cells + 1, device=points.device) * step)
+        flat = flat * (2 * cells + 1) + index.long()
         moved.append(2 * residual)  # a displacement has two ends
     if frequencies is not None and len(frequencies) > 0:
         phases = 2 * math.pi * frequencies.abs().to(points.dtype) @ torch.stack(moved)  # [L]
         if phases.max() > _PHASE_ERRORS * precision:
             return None
-    shifts = [
-        torch.arange(1 - size, size, device=points.device) * step for size, step in zip(sizes, steps, strict=True)
-    ]
     table = torch.stack(torch.meshgrid(*shifts, indexing="ij"), dim=-1).flatten(0, -2)  # [rows, s]
-    flat = indices[0]
-    for size, index in zip(sizes[1:], indices[1:], strict=True):
-        flat = flat * (2 * size - 1) + index
     return Displacements(table, flat[:num_queries], flat[num_queries:])
 
 

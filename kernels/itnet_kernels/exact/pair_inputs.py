@@ -1,6 +1,6 @@
 """The arguments of the sum over pairs, as every evaluation of it takes them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -56,6 +56,10 @@ class PairInputs(NamedTuple):
     @property
     def has_frequencies(self) -> bool:
         return len(self.frequencies) > 0
+
+    def zeros(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Contiguous zeros in the shape of the named arguments."""
+        return {name: torch.zeros_like(getattr(self, name), memory_format=torch.contiguous_format) for name in names}
 
     def position_set(self, index: int) -> list[Tensor]:
         """x, y, gamma(x) and gamma(y) of a set of positions: [n, .] each."""

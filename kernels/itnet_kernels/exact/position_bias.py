@@ -4,6 +4,8 @@ Two ways to evaluate P: a table of displacements, where the positions lie on a r
 there are few of them; otherwise the bilinear form of first_layer.py.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,34 +14,29 @@ from ..positions import Displacements, of_set
 from .pair_inputs import POSITIONS
 
 
+@dataclass
 class PositionBias:
     """P for one set of positions: ``tile(rows)`` is that of some queries, [t, w, n_k]."""
 
-    def __init__(
-        self,
-        x: Tensor,  # [n_q, s]
-        y: Tensor,  # [n_k, s]
-        gamma_x: Tensor,  # [n_q, F]
-        gamma_y: Tensor,  # [n_k, F]
-        weights: PositionWeights,
-        has_frequencies: bool,
-        displacements: Displacements | None = None,
-    ):
-        self.x, self.y, self.gamma_x, self.gamma_y = x, y, gamma_x, gamma_y
-        self.weights = weights
-        self.has_frequencies = has_frequencies
-        self.displacements = displacements
-        if displacements is not None:
-            self.table = self._table()  # [w, rows]
-            self.key_term = None if weights.y is None else weights.y @ gamma_y.T  # [w, n_k]
+    x: Tensor  # [n_q, s]
+    y: Tensor  # [n_k, s]
+    gamma_x: Tensor  # [n_q, F]
+    gamma_y: Tensor  # [n_k, F]
+    weights: PositionWeights
+    has_frequencies: bool
+    displacements: Displacements | None = None
 
-    def _table(self) -> Tensor:
-        features, relative, distance = self.displacements.table, self.weights.relative, self.weights.distance
-        if relative is None:
-            return distance * features[:, -1]
-        if distance is None:
-            return relative @ features[:, :-1].T
-        return torch.cat([relative, distance], dim=1) @ features.T
+    def __post_init__(self):
+        if self.displacements is None:
+            return
+        (w_y, w_relative, w_distance), features = self.weights, self.displacements.table
+        if w_relative is None:
+            self.table = w_distance * features[:, -1]  # [w, rows]
+        elif w_distance is None:
+            self.table = w_relative @ features[:, :-1].T
+        else:
+            self.table = torch.cat([w_relative, w_distance], dim=1) @ features.T
+        self.key_term = None if w_y is None else w_y @ self.gamma_y.T  # [w, n_k]
 
     def tile(self, rows: slice) -> Tensor:
         if self.displacements is None:

@@ -165,12 +165,10 @@ class PairTiles:
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
         upstream = grad_out.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
-        inputs, needs_positions = self.inputs, POSITIONS[0] in names
-        others = {name: getattr(inputs, name) for name in names if name not in HEAD_MAJOR}
-        grads = {name: torch.zeros_like(t, memory_format=torch.contiguous_format) for name, t in others.items()}
-        own = {name: torch.zeros_like(getattr(self, name)) for name in ("queries", "keys", "values")}
-        grads |= own | {"row": self.keys.new_zeros(self.row.shape)}
-        for index, (bias, samples) in enumerate(self._position_sets(per_sample=needs_positions)):
+        grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
+        for name in (*HEAD_MAJOR, "values"):
+            grads[name] = self.keys.new_zeros(getattr(self, name).shape)
+        for index, (bias, samples) in enumerate(self._position_sets(per_sample=POSITIONS[0] in names)):
             of_this_set = gradients_of_set(grads, index)
             for rows in self._query_tiles():
                 tile_bias = grad_bias = None

@@ -159,7 +159,8 @@ def _causal(values, phi, psi, measure, state, bias, num_queries) -> tuple[Tensor
     """Every query has its own Z: prefix sums of r numbers per head, and of u for the constant part of the kernel."""
     moments = prefix_sum(_in_chunks(_project, psi, values))  # [B, n, H, r]
     mean, mass = prefix_sum(values), prefix_sum(measure)
-    prefix = _advance(_unsqueeze(state), LowRankState(moments, mean, mass))
+    before = None if state is None else LowRankState(*(t.unsqueeze(1) for t in state))
+    prefix = _advance(before, LowRankState(moments, mean, mass))
     seen = LowRankState(*(t[:, values.shape[1] - num_queries :] for t in prefix))
     out = _in_chunks(_expand, phi, seen.moments)
     if bias is not None:
@@ -192,10 +193,6 @@ def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
 
 def _advance(state: LowRankState | None, new: LowRankState) -> LowRankState:
     return new if state is None else LowRankState(*(a.to(b.dtype) + b for a, b in zip(state, new, strict=True)))
-
-
-def _unsqueeze(state: LowRankState | None) -> LowRankState | None:
-    return None if state is None else LowRankState(*(t.unsqueeze(1) for t in state))
 
 
 def _cast(factor: Tensor | Factor, dtype: torch.dtype) -> Tensor | Factor:

@@ -34,7 +34,8 @@ class TritonBias:
         if self.is_raw:
             low, high = (extreme(1, keepdim=True) for extreme in (self.key_positions.amin, self.key_positions.amax))
             self.centre = (low + high) / 2  # [S or 1, 1, s]
-            self.slope = _difference(inputs.w_y, inputs.w_relative)  # [w, s]
+            w_y, w_relative = (0 if weight is None else weight for weight in (inputs.w_y, inputs.w_relative))
+            self.slope = w_y - w_relative  # [w, s]
         self.ranges = _power_of_two(0.5 * self._bound())  # [S or 1]
 
     def _bound(self) -> Tensor:
@@ -88,10 +89,3 @@ class TritonBias:
 def _power_of_two(bound: Tensor) -> Tensor:
     """The smallest power of two, from 1 on, times which ``_LARGEST`` reaches ``bound``."""
     return torch.exp2((bound / _LARGEST).log2().ceil().clamp_min(0))
-
-
-def _difference(left: Tensor | None, right: Tensor | None) -> Tensor:
-    """left - right, where None is 0."""
-    if left is None:
-        return -right
-    return left if right is None else left - right

@@ -179,7 +179,10 @@ class TritonPairs:
         """Gradients of the named arguments, in their layout. They accumulate in float32."""
         grad_out = resize("queries", grad_out, self.given, self.sizes)
         upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype)  # [H, B, n_q, d_h]
-        inputs, grads = self.inputs, self._zero_gradients(names)
+        inputs, grads = self.inputs, self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
+        # Every chunk has queries of its own, and writes theirs.
+        grads |= {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row)}
+        grads["keys"] = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
         pending = []  # (A, dL/dout) of chunks that dW2 does not hold yet
         group_bytes = self._backward_bytes()
         with on_device(self.keys.device):
@@ -200,13 +203,6 @@ class TritonPairs:
         self._add_to_w2(grads, pending, least_bytes=0)
         grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
         return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
-
-    def _zero_gradients(self, names: list[str]) -> dict[str, Tensor]:
-        others = {name: getattr(self.inputs, name) for name in names if name not in HEAD_MAJOR}
-        grads = {name: torch.zeros_like(t, memory_format=torch.contiguous_format) for name, t in others.items()}
-        keys = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
-        # Every chunk has queries of its own, and writes theirs.
-        return grads | {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row), "keys": keys}
 
     @staticmethod
     def _add_to_w2(grads: dict[str, Tensor], pending: list[tuple[Tensor, Tensor]], least_bytes: int) -> None:
