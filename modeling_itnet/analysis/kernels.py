@@ -12,7 +12,8 @@ from itnet_kernels import KernelWeights, kernel_matrices
 from itnet_kernels.exact.reference import pair_measure
 from itnet_kernels.positions import position_dtype
 
-from ..integration.capture import OperatorInput, operator_inputs
+from ..domain import Signal
+from ..integration.capture import operator_inputs
 from ..operator import ITNetOperator, find_operators
 
 Part = Literal["full", "learned", "variation"]
@@ -29,7 +30,7 @@ class LayerKernels:
     no part of K_ij.
     """
 
-    def __init__(self, operator: ITNetOperator, call: OperatorInput):
+    def __init__(self, operator: ITNetOperator, call: Signal):
         self.heads = call.features.unflatten(-1, (operator.num_heads, -1))  # u [B, n, H, d_h]
         domain, positions = call.domain, call.domain.positions
         positions = positions if positions.dim() == 3 else positions.unsqueeze(0)

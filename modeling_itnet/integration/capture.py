@@ -3,20 +3,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..domain import Domain
+from ..domain import Signal
 from ..operator import find_operators
-
-
-class OperatorInput(NamedTuple):
-    """What the operator of a layer is called with."""
-
-    features: Tensor  # LN(u) [B, n, d]
-    domain: Domain
 
 
 def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -43,12 +35,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[OperatorInput]:
-    """Runs the model on ``inputs`` in evaluation mode and returns what each of its operators was called with."""
+def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[Signal]:
+    """Runs the model on ``inputs`` in evaluation mode; returns the LN(u) that each operator was called with."""
     inputs = forward_arguments(model, inputs, name)
     captured = []
     hooks = [
-        operator.register_forward_pre_hook(lambda _, args: captured.append(OperatorInput(*args[:2])))
+        operator.register_forward_pre_hook(lambda _, args: captured.append(Signal(*args[:2])))
         for operator in find_operators(model)
     ]
     try:

@@ -14,9 +14,9 @@ from transformers.utils import logging
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Factor, low_rank_transform
 
-from ..domain import Domain
+from ..domain import Domain, Signal
 from ..operator import ITNetOperator, find_operators
-from .capture import OperatorInput, evaluating, forward_arguments, operator_inputs
+from .capture import evaluating, forward_arguments, operator_inputs
 from .choice import integrating
 from .factors import ITNetFactors
 
@@ -134,7 +134,7 @@ def _model_problem(base: nn.Module, batches: list[dict[str, Tensor]]) -> Problem
     return [lambda index=index: (states(index), wanted[index]) for index in range(len(batches))]
 
 
-def _fit_layer(operator: ITNetOperator, factors: ITNetFactors, inputs: list[OperatorInput], *settings) -> float:
+def _fit_layer(operator: ITNetOperator, factors: ITNetFactors, inputs: list[Signal], *settings) -> float:
     """Fits factors to the integrals of one operator by least squares, Adam, least squares; the relative error."""
     data = []
     for features, domain in inputs:
@@ -263,13 +263,11 @@ def _split(
     for batch in batches:
         size = next((len(batch[name]) for name in base.encoder.required if name in batch), 0)
         count = int(hold_out * size)
-        shared = {
-            name: value
-            for name, value in batch.items()
-            if len(value) != size or value.dim() < 2 or (value.dim() == 2 and name.endswith("positions"))
-        }
-        kept.append({name: value if name in shared else value[: size - count] for name, value in batch.items()})
+        pieces = {}
+        for name, value in batch.items():
+            is_shared = len(value) != size or value.dim() < (3 if name.endswith("positions") else 2)
+            pieces[name] = [value] * 2 if is_shared else value.split([size - count, count])
+        kept.append({name: piece[0] for name, piece in pieces.items()})
+        held += [{name: piece[1] for name, piece in pieces.items()}] if count else []
         num_held += count
-        if count:
-            held.append({name: value if name in shared else value[size - count :] for name, value in batch.items()})
     return kept, held, num_held
