@@ -52,8 +52,10 @@ def _print(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> Non
     rows += [(f"{peer_name(config)} of this width and depth", f"{peer_parameters(config):,}", "")]
     print_table(table.name, ("component", "parameters", "paper prints"), rows, texts=["component"])
     if costs:
-        sizes = [(f"{c.forward_flops / 1e9:,.2f}", f"{c.activation_bytes / 1e6:,.1f}") for c in costs]
-        rows = [(f"{c.positions:,}", c.model, *size) for c, size in zip(costs, sizes, strict=True)]
+        rows = [
+            (f"{c.positions:,}", c.model, f"{c.forward_flops / 1e9:,.2f}", f"{c.activation_bytes / 1e6:,.1f}")
+            for c in costs
+        ]
         headings = ("positions", "model", "forward GFLOPs", "MB kept for the backward")
         print_table("layers of the model, one input, float32", headings, rows, texts=["model"])
 

@@ -22,8 +22,10 @@ def verify(
         print_json([asdict(row) | {"holds": row.holds} for row in rows])
     else:
         headings = ("label", "statement", "measured", "bound", "holds")
-        bounds = [(f"{row.error:.1e}", f"{row.relation} {row.tolerance:.0e}") for row in rows]
-        lines = [(r.name, r.statement, *b, "yes" if r.holds else "NO") for r, b in zip(rows, bounds, strict=True)]
+        lines = [
+            (r.name, r.statement, f"{r.error:.1e}", f"{r.relation} {r.tolerance:.0e}", "yes" if r.holds else "NO")
+            for r in rows
+        ]
         title = f"{sum(row.holds for row in rows)} of {len(rows)} statements hold"
         print_table(title, headings, lines, texts=headings)
     if not all(row.holds for row in rows):
