@@ -194,34 +194,29 @@ def _package():
     return export, low_rank_fit
 
 
-class main_input_first:
-    """Decorates a forward whose signature does not always begin with the main input of the model.
+def main_input_first(forward):
+    """Wraps a forward whose signature does not always begin with the main input of the model.
 
     The signature stays as it is for whoever inspects it. Positional arguments are `model.main_input_name`, then those
     of the signature, in its order, that the modality takes: a text model is called by
-    ``model(input_ids, attention_mask)``, as any other of Transformers. Models whose main input comes first anyway have
-    the forward itself.
+    ``model(input_ids, attention_mask)``, as any other of Transformers.
     """
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
 
-    def __init__(self, forward):
-        parameters = list(inspect.signature(forward).parameters.values())[1:]
-        names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
+    @wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        if not args or names[0] == self.main_input_name:
+            return forward(self, *args, **kwargs)
+        order = names  # of a head, whose signature has nothing but what its modality takes
+        if self is self.base_model:
+            order = [name for name in names if name in self.encoder.required + self.encoder.optional]
+        order = list(dict.fromkeys([self.main_input_name, *order]))
+        if len(args) > len(order):
+            raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
+        return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
 
-        @wraps(forward)
-        def reordered(self, *args, **kwargs):
-            order = names  # of a head, whose signature has nothing but what its modality takes
-            if self is self.base_model:
-                order = [name for name in names if name in self.encoder.required + self.encoder.optional]
-            order = list(dict.fromkeys([self.main_input_name, *order]))
-            if len(args) > len(order):
-                raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
-            return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
-
-        self.forward, self.reordered, self.first = forward, reordered, names[0]
-
-    def __get__(self, model, owner=None):
-        is_first = model is None or model.main_input_name == self.first
-        return (self.forward if is_first else self.reordered).__get__(model, owner)
+    return wrapper
 
 
 @auto_docstring(

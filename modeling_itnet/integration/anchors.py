@@ -52,12 +52,17 @@ class ITNetAnchors:
         if not (may_keep and bool((measure == measure[:1]).all())):
             return kmeans_anchors(positions, measure, count)
         domain, kept = (positions, measure[:1], count), self._kept
-        is_same = kept is not None and (positions.device, count) == (kept[0][0].device, kept[0][2])
-        if is_same and all(torch.equal(*pair) for pair in zip(domain[:2], kept[0][:2], strict=True)):
+        if kept is not None and _same(domain, kept[0]):
             return kept[1]
         clusters = kmeans_anchors(*domain)
         self._kept = domain, clusters
         return clusters
+
+
+def _same(domain: tuple, other: tuple) -> bool:
+    (x, measure, count), (other_x, other_measure, other_count) = domain, other
+    is_alike = (x.device, count) == (other_x.device, other_count)
+    return is_alike and torch.equal(x, other_x) and torch.equal(measure, other_measure)
 
 
 def take(tensor: Tensor, indices: Tensor) -> Tensor:
