@@ -1,11 +1,20 @@
 """Which of PyTorch's ways to trace and to differentiate is at work, for code that not all of them can pass through."""
 
+import zlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
+
+
+def operator_namespace(module: str) -> str:
+    """Where a module registers its operators: "itnet", or a namespace of its own in a copy of this package.
+
+    A Hub kernel and a checkpoint's own code are copies under other names, which may be loaded beside the package.
+    """
+    return "itnet" if module.startswith("itnet_kernels.") else f"itnet_{zlib.crc32(module.encode()):08x}"
 
 
 def is_transformed() -> bool:

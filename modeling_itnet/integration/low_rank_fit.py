@@ -89,7 +89,8 @@ def fit_low_rank(
     with integrating("exact"):
         batches, held_out, num_held_out = _split(base, _batches(model, calibration_data), hold_out)
         inputs = [operator_inputs(base, batch) for batch in batches]  # [batch][layer]
-        whole, unseen = _model_problem(base, batches), _model_problem(base, held_out)
+        whole = _model_problem(base, batches, inputs)
+        unseen = _model_problem(base, held_out, [operator_inputs(base, batch) for batch in held_out])
         fitted, errors = [], []
         bar = logging.tqdm(total=len(operators) * steps + distillation_steps, desc=f"fitting rank {rank}")
         for index, operator in enumerate(operators):
@@ -122,9 +123,9 @@ Problem = list[Callable[[], tuple[Tensor, Tensor]]]
 
 
 @torch.no_grad()
-def _model_problem(base: nn.Module, batches: list[dict[str, Tensor]]) -> Problem:
+def _model_problem(base: nn.Module, batches: list[dict[str, Tensor]], inputs: list[list[Signal]]) -> Problem:
     """The last hidden states that the model has when this is called, which the converted model is to reproduce."""
-    real = [(operator_inputs(base, batch)[0].domain.measure > 0).unsqueeze(-1) for batch in batches]  # [B, n, 1]
+    real = [(first.measure > 0).unsqueeze(-1) for first, *_ in inputs]  # [B, n, 1]
 
     def states(index: int) -> Tensor:
         with evaluating(base):

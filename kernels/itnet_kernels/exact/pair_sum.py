@@ -7,18 +7,15 @@ data-dependent choices and its Triton launches stay inside. It saves its inputs 
 a (position, k, c) index outlives a call.
 """
 
-import zlib
-
 import torch
 from torch import Tensor
 
-from ..transforms import is_batched, is_transformed
+from ..transforms import is_batched, is_transformed, operator_namespace
 from .pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
 from .plain_pair_sum import plain_pair_sum
 from .tiled import PairTiles
 
-# A copy of this package under another name (a Hub kernel, a checkpoint's own code) registers operators of its own.
-_NAMESPACE = "itnet" if __name__ == "itnet_kernels.exact.pair_sum" else f"itnet_{zlib.crc32(__name__.encode()):08x}"
+_NAMESPACE = operator_namespace(__name__)
 _SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", torch.dtype: "ScalarType", str: "str"}
 _ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 

@@ -1,16 +1,14 @@
 """Deterministic quadrature: k-means clusters of the positions, each represented by one of its own positions."""
 
-import zlib
-
 import torch
 from torch import Tensor
 
 from ..positions import position_dtype
+from ..transforms import operator_namespace
 from ..validation import batched, check_measure
 
 _ITERATIONS = 10
-# As in pair_sum.py: a copy of this module under another name registers an operator of its own.
-_NAMESPACE = "itnet" if __name__ == "itnet_kernels.sampled.anchors" else f"itnet_{zlib.crc32(__name__.encode()):08x}"
+_NAMESPACE = operator_namespace(__name__)
 
 
 def kmeans_anchors(positions: Tensor, measure: Tensor, count: int) -> tuple[Tensor, Tensor]:
