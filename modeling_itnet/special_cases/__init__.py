@@ -8,32 +8,6 @@ from .attention import AttentionKernel, FeatureMapKernel, LinearAttention, Trans
 from .convert import Conversion, convertible, from_module, register, swap_modules
 from .convolution import ConvolutionKernel
 from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs
-from .mamba import SelectiveScanKernel
 from .operator import IntegralOperator
 from .recurrence import secant_slope, tangent_slope
-from .state_space import ExponentialKernel, LinearStateSpace, Trajectory, TransitionKernel
-
-__all__ = [
-    "AttentionKernel",
-    "Conversion",
-    "ConvolutionKernel",
-    "ExponentialKernel",
-    "FeatureMapKernel",
-    "FunctionKernel",
-    "IntegralOperator",
-    "Kernel",
-    "LinearAttention",
-    "LinearStateSpace",
-    "MLPKernel",
-    "Pairs",
-    "SelectiveScanKernel",
-    "Trajectory",
-    "TransformersAttentionOperator",
-    "TransitionKernel",
-    "convertible",
-    "from_module",
-    "register",
-    "secant_slope",
-    "swap_modules",
-    "tangent_slope",
-]
+from .state_space import ExponentialKernel, LinearStateSpace, SelectiveScanKernel, Trajectory, TransitionKernel

@@ -24,9 +24,8 @@ class Conversion(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         if any(is_lazy(parameter) for parameter in module.parameters()):
-            raise ValueError(
-                f"{type(module).__name__} has parameters without a shape: call it once before converting it"
-            )
+            name = type(module).__name__
+            raise ValueError(f"{name} has parameters without a shape: call it once before converting it")
         self.module = module
         self.training = module.training
         self.check_hooks()
@@ -47,20 +46,16 @@ class Conversion(nn.Module):
         return out if self.num_returned == 1 else (out, *(None,) * (self.num_returned - 1))
 
     def check_hooks(self) -> None:
-        """Raises if the module has hooks of its own: they run when it is called, and the operator never calls it.
-
-        The hooks of modules inside of it run where the module would call these. A parametrization is no hook.
-        """
-        module = self.module
+        """Raises if the module has hooks of its own. Those of modules inside of it run where it would call these."""
         hooks = [
             f"{kind} {getattr(hook, '__name__', None) or type(hook).__name__}"
             for kind in ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
-            for hook in getattr(module, f"_{kind}s").values()
+            for hook in getattr(self.module, f"_{kind}s").values()
         ]
         if hooks:
             raise ValueError(
-                f"{type(module).__name__} has hooks ({', '.join(hooks)}), which run when it is called: the operator "
-                "does not call it, and would compute something else. Remove them first: remove_weight_norm, "
+                f"{type(self.module).__name__} has hooks ({', '.join(hooks)}), which run when it is called: the "
+                "operator does not call it, and would compute something else. Remove them first: remove_weight_norm, "
                 "remove_spectral_norm or prune.remove of torch.nn.utils. What torch.nn.utils.parametrizations has "
                 "instead needs no hook and can be converted"
             )
@@ -73,9 +68,7 @@ class Conversion(nn.Module):
 
     def as_given(self, out: Tensor, like: Tensor) -> Tensor:
         """[B, n, d] with the axes of the module's input ``like``."""
-        if like.dim() == 2:
-            return out.squeeze(0)
-        return out if self.module.batch_first else out.transpose(0, 1)
+        return out.squeeze(0) if like.dim() == 2 else self.with_batch_first(out)
 
     def dropout(self) -> float:
         """Rate of the dropout inside of what the operator replaces."""
@@ -109,13 +102,16 @@ def from_module(module: nn.Module, **options) -> nn.Module:
     It returns the module's main output: of several, the first (for nn.LSTM the sequence of hidden states). Weights
     are shared with the module. Options are those of the family (see docs/special_cases.md).
     """
-    converter = _converter(type(module))
-    if converter is None:
-        raise TypeError(
-            f"`module` ({type(module).__module__}.{type(module).__qualname__}) cannot be converted: it is none of "
-            f"{', '.join(convertible())}, nor a subclass that keeps the `forward` of one"
-        )
-    return converter(module, **options)
+    for base in type(module).__mro__:  # the nearest base class that is known; with another forward it is of no use
+        converter = _CONVERTERS.get(base) or _CONVERTERS.get(f"{base.__module__}.{base.__qualname__}")
+        if converter is not None and type(module).forward is base.forward:
+            return converter(module, **options)
+        if converter is not None:
+            break
+    raise TypeError(
+        f"`module` ({type(module).__module__}.{type(module).__qualname__}) cannot be converted: it is none of "
+        f"{', '.join(convertible())}, nor a subclass that keeps the `forward` of one"
+    )
 
 
 def convertible() -> list[str]:
@@ -129,14 +125,10 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
     Modules that return several outputs are replaced by operators that return as many, None for all but the main one.
     """
     classes = (module_class,) if isinstance(module_class, type) else tuple(module_class)
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, classes)
-    ]
-    operators = [from_module(child, **options) for _, _, child in found]  # all of them, before any is replaced
-    for (parent, name, _), operator in zip(found, operators, strict=True):
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    # All of them are converted before any is replaced.
+    found = [(*place, from_module(child, **options)) for *place, child in children if isinstance(child, classes)]
+    for parent, name, operator in found:
         setattr(parent, name, operator)
         operator.num_returned = getattr(operator, "num_outputs", 1)
         # In evaluation, nn.TransformerEncoderLayer computes with the weights of its attention instead of calling it,
@@ -150,12 +142,3 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
 
 def _must_be_called(module: nn.Module, args: tuple) -> None:
     """A hook that does nothing."""
-
-
-def _converter(module_class: type) -> Callable[..., nn.Module] | None:
-    """That of the class or of the nearest base class whose forward it has: another forward computes something else."""
-    for base in module_class.__mro__:
-        found = _CONVERTERS.get(base) or _CONVERTERS.get(f"{base.__module__}.{base.__qualname__}")
-        if found is not None:
-            return found if module_class.forward is base.forward else None
-    return None

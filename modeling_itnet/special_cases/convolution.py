@@ -2,7 +2,6 @@
 """Theorem 1: convolutions of torch.nn are integrals with a kernel that depends on x - y only (App. proof_conv)."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +52,8 @@ class ConvolutionKernel(Kernel):
 
     def vanishes(self, x: Tensor, y: Tensor) -> bool:
         """The box around the tile's displacements against the box of the filter."""
-        first, last = (x, y) if self.transposed else (y, x)
-        smallest = first.amin(1) - last.amax(1)
-        largest = first.amax(1) - last.amin(1)
+        x, y = (y, x) if self.transposed else (x, y)
+        smallest, largest = y.amin(1) - x.amax(1), y.amax(1) - x.amin(1)
         return bool(((largest < 0) | (smallest > self.dilation * (self.size - 1))).any())
 
 
@@ -69,13 +67,14 @@ class ConvolutionOperator(Conversion):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         module, axes = self.module, len(self.module.kernel_size)
-        if input.dim() not in (axes + 1, axes + 2) or input.shape[-axes - 1] != module.in_channels:
+        is_batched, is_transposed = input.dim() == axes + 2, isinstance(module, _TRANSPOSED)
+        if not (is_batched or input.dim() == axes + 1) or input.shape[-axes - 1] != module.in_channels:
             expected = f"[B, {module.in_channels}, " + ", ".join("*" * axes) + "], with or without B"
             raise ValueError(f"`input` {list(input.shape)} must be {expected}")
-        if output_size is not None and not isinstance(module, _TRANSPOSED):
+        if output_size is not None and not is_transposed:
             raise ValueError(f"`output_size` ({output_size}) is for transposed convolutions only")
-        signal = input if input.dim() == axes + 2 else input.unsqueeze(0)
-        if isinstance(module, _TRANSPOSED):
+        signal = input if is_batched else input.unsqueeze(0)
+        if is_transposed:
             key_axes, query_axes = self._transposed_domains(signal.shape[2:], output_size)
         else:
             signal, key_axes, query_axes = self._domains(signal)
@@ -84,7 +83,7 @@ class ConvolutionOperator(Conversion):
         out = self.integral(keys, y, query_positions=x).flatten(2)  # [B, n', C']
         out = out if module.bias is None else out + module.bias
         out = out.transpose(1, 2).unflatten(2, [len(part) for part in query_axes])
-        return out if input.dim() == axes + 2 else out.squeeze(0)
+        return out if is_batched else out.squeeze(0)
 
     def _domains(self, signal: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The signal on its own or the extended domain, and the domains of keys and queries, axis by axis.
@@ -92,22 +91,22 @@ class ConvolutionOperator(Conversion):
         With padding by zeros the domain stays as it is: outside there is nothing to integrate. The other paddings
         extend the domain, and the signal with it (App. boundary_handling).
         """
-        module, sizes = self.module, signal.shape[2:]
-        paddings = [_padding(module, axis) for axis in range(len(sizes))]
-        query_axes, starts = [], [0] * len(sizes)
-        for axis, (size, padding) in enumerate(zip(sizes, paddings, strict=True)):
-            room = size + sum(padding) - _span(module, axis)
+        module, query_axes, key_axes = self.module, [], []
+        paddings = [self._padding(axis) for axis in range(signal.dim() - 2)]
+        extends = module.padding_mode != "zeros" and any(map(sum, paddings))
+        for axis, (size, (before, after)) in enumerate(zip(signal.shape[2:], paddings, strict=True)):
+            room = size + before + after - self._span(axis)
             if room < 0:
                 raise ValueError(
-                    f"`input` has {size} points along axis {axis}, and {sum(padding)} of padding: fewer than "
-                    f"the {_span(module, axis)} that the filter spans"
+                    f"`input` has {size} points along axis {axis}, and {before + after} of padding: fewer than "
+                    f"the {self._span(axis)} that the filter spans"
                 )
-            query_axes.append(torch.arange(0, room + 1, module.stride[axis]) - padding[0])
-        if module.padding_mode != "zeros" and any(map(sum, paddings)):
-            _check_extension(module.padding_mode, sizes, paddings)
-            starts = [-before for before, _ in paddings]
+            if extends:
+                _check_extension(module.padding_mode, size, max(before, after))
+            query_axes.append(torch.arange(0, room + 1, module.stride[axis]) - before)
+            key_axes.append(torch.arange(-before, size + after) if extends else torch.arange(size))
+        if extends:
             signal = pad(signal, sum(reversed(paddings), ()), mode=module.padding_mode)
-        key_axes = [torch.arange(n) + start for n, start in zip(signal.shape[2:], starts, strict=True)]
         return signal, key_axes, query_axes
 
     def _transposed_domains(self, sizes, output_size) -> tuple[list[Tensor], list[Tensor]]:
@@ -115,7 +114,7 @@ class ConvolutionOperator(Conversion):
         module, key_axes, query_axes = self.module, [], []
         for axis, size in enumerate(sizes):
             stride, padding = module.stride[axis], module.padding[axis]
-            least = (size - 1) * stride - 2 * padding + _span(module, axis)
+            least = (size - 1) * stride - 2 * padding + self._span(axis)
             count = least + module.output_padding[axis]
             if output_size is not None:
                 count = output_size[axis - len(sizes)]
@@ -125,27 +124,22 @@ class ConvolutionOperator(Conversion):
             query_axes.append(torch.arange(count) + padding)
         return key_axes, query_axes
 
+    def _span(self, axis: int) -> int:
+        """Points from the first to the last tap of the filter."""
+        return self.module.dilation[axis] * (self.module.kernel_size[axis] - 1) + 1
 
-def _span(module: nn.Module, axis: int) -> int:
-    """Points from the first to the last tap of the filter."""
-    return module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
-
-
-def _padding(module: nn.Module, axis: int) -> tuple[int, int]:
-    """Points of padding before and after the signal."""
-    if module.padding == "valid":
-        return 0, 0
-    if module.padding == "same":
-        total = _span(module, axis) - 1
-        return total // 2, total - total // 2
-    return (module.padding[axis],) * 2
+    def _padding(self, axis: int) -> tuple[int, int]:
+        """Points of padding before and after the signal."""
+        if self.module.padding == "same":
+            before, odd = divmod(self._span(axis) - 1, 2)
+            return before, before + odd
+        return (0, 0) if self.module.padding == "valid" else (self.module.padding[axis],) * 2
 
 
-def _check_extension(mode: str, sizes: Sequence[int], paddings: Sequence[tuple[int, int]]) -> None:
-    """Raises if a signal cannot be extended by so many points."""
+def _check_extension(mode: str, size: int, padding: int) -> None:
+    """Raises if a signal of so many points cannot be extended by so many."""
     limits = {"reflect": -1, "circular": 0, "replicate": math.inf}  # beyond the size
     if mode not in limits:
         raise ValueError(f"`padding_mode` ({mode!r}) cannot be converted: it must be zeros or one of {tuple(limits)}")
-    for size, padding in zip(sizes, paddings, strict=True):
-        if max(padding) > size + limits[mode]:
-            raise ValueError(f"`padding` ({max(padding)}) is too much for {size} points with `padding_mode` {mode!r}")
+    if padding > size + limits[mode]:
+        raise ValueError(f"`padding` ({padding}) is too much for {size} points with `padding_mode` {mode!r}")

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from itnet_kernels import KernelWeights, kernel_matrices
 
-Structure = Literal["scalar", "diagonal", "matrix"]
-
 
 @dataclass(frozen=True)
 class Pairs:
@@ -68,14 +66,14 @@ class FunctionKernel(Kernel):
         FunctionKernel(lambda x, y, u_x, u_y: torch.exp(-(x - y).square().sum(-1)))
     """
 
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], structure: Structure = "scalar"):
+    def __init__(self, function: Callable[..., Tensor], structure: Literal["scalar", "diagonal", "matrix"] = "scalar"):
         super().__init__()
         axes = {"scalar": 0, "diagonal": 1, "matrix": 2}
         if structure not in axes:
             raise ValueError(f"`structure` ({structure!r}) must be one of {tuple(axes)}")
         self.function, self.axes = function, axes[structure]
 
-    def prepare(self, u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, context: Any) -> Any:
+    def prepare(self, u_x, u_y, x, y, context) -> Any:
         self.entries_per_pair = u_y.shape[-1] ** self.axes
         return context
 
