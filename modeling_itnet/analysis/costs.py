@@ -7,7 +7,7 @@ is kept for the backward are counted. Encoder and head are left out.
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,7 @@ from ..layers import ITNetLayer
 MODES = ("exact", "monte_carlo", "low_rank")
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What one input (batch 1) costs in all layers of a model."""
 
     model: str  # an integration mode, or the peer
@@ -34,24 +33,19 @@ class Cost:
     forward_flops: int  # two per multiply-add of matrix products; a backward takes twice as many
     activation_bytes: int  # what a forward in training keeps for the backward, in float32
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
 
 def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] = MODES) -> list[Cost]:
     """Costs at every number of positions in ``counts``, for every mode and for attention of the same size."""
     config = copy.deepcopy(config)
     for name in ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate"):
         setattr(config, name, 0.0)  # dropout keeps a mask, here as in the peer
-    costs = []
     with torch.random.fork_rng(devices=[]), FakeTensorMode():
-        layers = {mode: itnet_layer(config, mode) for mode in modes}
-        layers[peer_name(config)] = attention_layer(config)
-        for count in counts:
-            for model, (layer, arguments) in layers.items():
-                figures = _count(layer, arguments(count))
-                costs.append(Cost(model, count, *(config.num_hidden_layers * figure for figure in figures)))
-    return costs
+        layers = {mode: itnet_layer(config, mode) for mode in modes} | {peer_name(config): attention_layer(config)}
+        return [
+            Cost(model, count, *(config.num_hidden_layers * figure for figure in _count(layer, arguments(count))))
+            for count in counts
+            for model, (layer, arguments) in layers.items()
+        ]
 
 
 def peer_name(config: ITNetConfig) -> str:
@@ -62,15 +56,14 @@ def peer_parameters(config: ITNetConfig) -> int:
     """Parameters of a BERT or ViT of the same width, depth, heads, vocabulary and patches. Nothing is allocated."""
     with torch.device("meta"):
         if config.modality == "text":
-            limits = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
-            return BertModel(BertConfig(**_size(config), **limits)).num_parameters()
+            return BertModel(BertConfig(**_shared(config, "vocab_size", "max_position_embeddings"))).num_parameters()
         image = {"image_size": config.image_shape, "patch_size": config.patch_sizes[0]}
-        return ViTModel(ViTConfig(**_size(config), **image, num_channels=config.num_channels)).num_parameters()
+        return ViTModel(ViTConfig(**_shared(config, "num_channels"), **image)).num_parameters()
 
 
-def _size(config: ITNetConfig) -> dict[str, int]:
-    """What a peer has in common with the model."""
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+def _shared(config: ITNetConfig, *more: str) -> dict[str, int]:
+    """What the configuration of a peer has in common with the model's."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", *more)
     return {name: getattr(config, name) for name in names}
 
 
@@ -92,7 +85,7 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
 def attention_layer(config: ITNetConfig) -> tuple[nn.Module, Callable[[int], tuple]]:
     """The same for a layer of BERT or ViT, which differ in the order of their layer norms only."""
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    peer = BertConfig(**_size(config), **dropout, attn_implementation="sdpa")
+    peer = BertConfig(**_shared(config), **dropout, attn_implementation="sdpa")
     return _filled(BertLayer(peer)), lambda count: (torch.randn(1, count, config.hidden_size, requires_grad=True),)
 
 
@@ -105,25 +98,19 @@ def _filled(layer: nn.Module) -> nn.Module:
 
 def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     """FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
+    kept: list[Tensor] = []
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.itnet.pair_sum: _pair_sum_flops})
-    with counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with counter, torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         layer(*arguments)
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
     for parameter in layer.parameters():
-        kept.pop(parameter.untyped_storage()._cdata, None)
-    return counter.get_total_flops(), sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        storages.pop(parameter.untyped_storage()._cdata, None)
+    return counter.get_total_flops(), sum(storages.values())
 
 
 def _pair_sum_flops(*shapes, out_shape=None) -> int:
     """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer."""
     inputs = PairInputs(*shapes)
     (batch, num_queries, heads, head_dim), width = inputs.queries, inputs.row[-1]
-    has_mid = inputs.w_mid is not None
-    pairs = batch * num_queries * inputs.keys[1] * heads
-    output = 2 * batch * num_queries * heads * width * head_dim**2
-    return pairs * (4 * width * head_dim + 2 * width**2 * has_mid) + output
+    per_pair = 4 * width * head_dim + 2 * width**2 * (inputs.w_mid is not None)
+    return batch * num_queries * heads * (inputs.keys[1] * per_pair + 2 * width * head_dim**2)

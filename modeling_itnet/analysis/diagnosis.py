@@ -43,9 +43,6 @@ class KernelDiagnosis:
         layers = 1 + max(head.layer for head in self.heads)
         return f"KernelDiagnosis({layers} layers of {len(self.heads) // layers} heads, radius={self.radius:.3g})"
 
-    def __str__(self) -> str:
-        return self.table()
-
     def table(self) -> str:
         """Markdown, a row per layer and head."""
         names = self.figure_names
@@ -55,6 +52,8 @@ class KernelDiagnosis:
             lines.append(f"| {head.layer + 1} | {head.head + 1} | " + " | ".join(cells) + " |")
         lines.append(f"\nlocality: share within {self.radius:.3g} (a constant kernel has {self.uniform_locality:.3f})")
         return "\n".join(lines)
+
+    __str__ = table
 
     def plot(self, path: str | Path) -> None:
         """A map of each figure over layers and heads, and the distance profiles of every layer. Needs matplotlib."""
@@ -131,8 +130,8 @@ def _moments(kernels: LayerKernels, domain: _Domain) -> tuple[Tensor, Tensor, Te
     batch, _, heads, size = kernels.heads.shape
     options = {"dtype": torch.float64, "device": kernels.heads.device}
     sums = torch.zeros(domain.num_groups, heads, size, size, **options)
-    energy, sizes = torch.zeros(domain.num_groups, heads, **options), torch.zeros(domain.num_groups, 1, **options)
-    squares, within = [], torch.zeros(heads, **options)
+    energy, within = torch.zeros(domain.num_groups, heads, **options), torch.zeros(heads, **options)
+    squares = []
     for rows, matrices in kernels.pieces():
         matrices = matrices.double()
         square = matrices.square().sum((-1, -2))  # [B, t, n, H]
@@ -141,12 +140,12 @@ def _moments(kernels: LayerKernels, domain: _Domain) -> tuple[Tensor, Tensor, Te
         group = domain.group[:, rows][chosen]
         sums.index_add_(0, group, matrices[chosen])
         energy.index_add_(0, group, square[chosen])
-        sizes.index_add_(0, group, torch.ones(len(group), 1, **options))
         if domain.common.any():
             within += matrices[:, domain.common[rows]].var(0).sum((0, 2, 3))
     squares = torch.cat(squares, 1)
 
     # |E[K | x-y]|^2 from products of different pairs: (|sum|^2 - sum of squares) / (N (N - 1)), weighted by N.
+    sizes = domain.group[domain.comparable].bincount(minlength=domain.num_groups).unsqueeze(-1)
     several = sizes[:, 0] > 1
     shared = (sums.square().sum((-1, -2)) - energy)[several] / (sizes[several] - 1)
     convolution = (shared.sum(0) / energy[several].sum(0)).clamp(0, 1)  # 0 / 0 = nan: no displacement occurs twice
@@ -200,6 +199,3 @@ def _invariance(kernels: LayerKernels, domain: _Domain, num_shifts: int, seed: i
         top = top + ((total.square().sum((-1, -2)) - energy)[usable] / (count * (count - 1))).sum(0)
         bottom = bottom + (energy[usable] / count).sum(0)
     return (top / bottom).clamp(0, 1)
-
-
-__all__ = ["HeadDiagnosis", "KernelDiagnosis", "diagnose_kernels"]

@@ -31,9 +31,9 @@ class LayerKernels:
     """
 
     def __init__(self, operator: ITNetOperator, call: Signal):
-        self.heads = call.features.unflatten(-1, (operator.num_heads, -1))  # u [B, n, H, d_h]
-        domain, positions = call.domain, call.domain.positions
-        positions = positions if positions.dim() == 3 else positions.unsqueeze(0)
+        features, domain = call
+        self.heads = features.unflatten(-1, (operator.num_heads, -1))  # u [B, n, H, d_h]
+        positions = domain.positions.view(-1, *domain.positions.shape[-2:])
         is_shared = bool((positions == positions[:1]).all())
         self.positions = positions[:1] if is_shared else positions  # [1 or B, n, s]
         measure = domain.measure.to(position_dtype(domain.measure.device))
@@ -73,12 +73,10 @@ class LayerKernels:
 def layer_kernels(
     model: nn.Module, inputs: Mapping[str, Tensor], *, layer: int | None = None, name: str = "inputs"
 ) -> list[LayerKernels]:
-    """Runs the model on ``inputs`` in evaluation mode and returns the kernels of all layers, or of one.
+    """Runs the model on ``inputs`` in evaluation mode and returns the kernels of all layers, or of one ``layer``.
 
-    Args:
-        model: an ITNetModel, or any model that contains one (a task head, a PEFT or data-parallel wrapper).
-        inputs: keyword arguments of the model's forward, on the model's device; errors call them ``name``.
-        layer: index of the only layer to return; negative counts from the last.
+    The model is an ITNetModel or contains one (a task head, a PEFT or data-parallel wrapper). The inputs are keyword
+    arguments of its forward, on its device; errors call them ``name``.
     """
     operators = find_operators(model)
     if not operators:
@@ -97,8 +95,7 @@ def layer_kernels(
 def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1, part: Part = "full") -> Tensor:
     r"""Frobenius norms of the kernel of one layer, for every head and every pair of positions of ``inputs``.
 
-    The kernel depends on the features at both ends, so it is evaluated at what the layer really sees. The norm is that
-    of
+    The kernel is evaluated at the features that the layer really sees. The norm is that of
 
     - ``"full"``: K_ij itself. b2, which starts as the identity, is part of it and may outweigh what differs from pair
       to pair: an identity kernel has norm sqrt(d_h) everywhere.
@@ -122,6 +119,3 @@ def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1
             matrices = matrices - mean.unsqueeze(2)
         norms.append(torch.linalg.matrix_norm(matrices))  # [B, t, n, H]
     return (torch.cat(norms, dim=1) * (omega > 0).unsqueeze(-1)).permute(0, 3, 1, 2)
-
-
-__all__ = ["LayerKernels", "kernel_norms", "layer_kernels"]

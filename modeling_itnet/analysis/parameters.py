@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter counts by component, beside the figures that the paper prints."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,26 +22,24 @@ PAPER_BASE = {
     "feed-forward": 56.6e6,
 }
 
-#: Component of a parameter by a part of its name; the first match counts.
+#: The parameters of each component, by parts of their names; the first match counts.
 _COMPONENTS = {
-    "kernel.w1": "kernel W1, b1",
-    "kernel.b1": "kernel W1, b1",
-    "kernel.w_mid": "kernel W_mid, b_mid",
-    "kernel.b_mid": "kernel W_mid, b_mid",
-    "kernel.w2": "kernel W2",
-    "kernel.b2": "kernel b2",
-    "operator.factors": "low-rank factors",
-    "operator.proposal": "proposal",
-    "operator.output": "output W^O",
-    "operator.residual": "residual W_theta",
-    "norm": "layer norm",
-    "feed_forward.": "feed-forward",
-    "encoder.": "encoder",
+    "kernel W1, b1": ("kernel.w1", "kernel.b1"),
+    "kernel W_mid, b_mid": ("kernel.w_mid", "kernel.b_mid"),
+    "kernel W2": ("kernel.w2",),
+    "kernel b2": ("kernel.b2",),
+    "low-rank factors": ("operator.factors",),
+    "proposal": ("operator.proposal",),
+    "output W^O": ("operator.output",),
+    "residual W_theta": ("operator.residual",),
+    "layer norm": ("norm",),
+    "feed-forward": ("feed_forward.",),
+    "encoder": ("encoder.",),
+    "head": ("",),  # what no component of ITNetModel claims
 }
 
 
-@dataclass(frozen=True)
-class ParameterTable:
+class ParameterTable(NamedTuple):
     """Parameters of one model: ``components`` in the order of the paper's table, and their total."""
 
     name: str
@@ -61,10 +59,10 @@ class ParameterTable:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters by component; "head" is what no component of ITNetModel claims. Tied weights count once."""
-    counts = dict.fromkeys(_COMPONENTS.values(), 0) | {"head": 0}
+    """Parameters by component. Tied weights count once."""
+    counts = dict.fromkeys(_COMPONENTS, 0)
     for name, parameter in model.named_parameters():
-        component = next((label for part, label in _COMPONENTS.items() if part in name), "head")
+        component = next(label for label, parts in _COMPONENTS.items() if any(part in name for part in parts))
         counts[component] += parameter.numel()
     return {label: count for label, count in counts.items() if count}
 

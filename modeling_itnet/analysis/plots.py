@@ -31,7 +31,6 @@ def plot_image_kernel(
     queries: Sequence[Query] | None = None,
     layer: int = 0,
     part: Part = "variation",
-    title: str | None = None,
 ) -> None:
     """Draws one layer's kernel over one image: a column per query i, a heat map over the key patches j.
 
@@ -47,7 +46,6 @@ def plot_image_kernel(
         pixel_values: one image, ``[C, height, width]`` or ``[1, C, height, width]``, as the model takes it.
         queries: (row, column) of patches, counted from 0 at the upper left, or "cls". By default, four patches around
             the centre.
-        title: a line above the figure; says what is drawn if not given.
     """
     pixel_values = pixel_values if pixel_values.dim() == 4 else pixel_values.unsqueeze(0)
     if pixel_values.dim() != 4 or len(pixel_values) != 1:
@@ -73,8 +71,7 @@ def plot_image_kernel(
             axis.set_axis_off()
             if query != "cls":
                 axis.add_patch(Rectangle(query[::-1], 1, 1, fill=False, edgecolor="#00d0ff", linewidth=2))
-    title = title or _title(model, layer, part, "query i (framed) and every patch j")
-    _finish(figure, heat, axes[1], part, title, path)
+    _finish(figure, heat, axes[1], "query i (framed) and every patch j", model, layer, part, path)
 
 
 def plot_text_kernel(
@@ -104,7 +101,7 @@ def plot_text_kernel(
         axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=6)
         axis.set_xlabel("key j", fontsize=8)
     axes[0].set_ylabel("query i", fontsize=8)
-    _finish(figure, heat, axes, part, _title(model, layer, part, "query token i (row) and key token j"), path)
+    _finish(figure, heat, axes, "query token i (row) and key token j", model, layer, part, path)
 
 
 def plot_cloud_kernel(
@@ -137,7 +134,7 @@ def plot_cloud_kernel(
         axis.set_box_aspect((points.amax(0) - points.amin(0)).clamp(min=1e-12).tolist())  # lengths as they are
         axis.set(xlabel="x", ylabel="y", zlabel="z")
         axis.tick_params(labelsize=6)
-    _finish(figure, heat, axes, part, _title(model, layer, part, "query i (ringed) and every point j"), path)
+    _finish(figure, heat, axes, "query i (ringed) and every point j", model, layer, part, path)
 
 
 def plot_diagnosis(diagnosis: "KernelDiagnosis", path: str | Path) -> None:
@@ -176,17 +173,15 @@ def _draw_map(figure, axis, name: str, values: Tensor) -> None:
         text = f"not defined:\n{_NEEDS.get(name, 'no pairs')}"
         axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, transform=axis.transAxes)
         return
-    low, high = (-1 if name == "causality" else 0), 1
+    colours, low, high = ("coolwarm", -1, 1) if name == "causality" else ("viridis", 0, 1)
     if name == "entropy":  # close to 1 in most kernels
         low, high = float(known.min()) - 1e-3, float(known.max()) + 1e-3
-    colours = "coolwarm" if name == "causality" else "viridis"
     image = axis.imshow(values.numpy(), cmap=colours, vmin=low, vmax=high, aspect="auto")
     figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=8)
     for row, column in values.isfinite().nonzero().tolist() if values.numel() <= 48 else ():
         value = float(values[row, column])
-        is_dark = colours == "viridis" and image.norm(value) < 0.5
-        options = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if is_dark else "black"}
-        axis.text(column, row, f"{value:.2f}", **options)
+        colour = "white" if colours == "viridis" and image.norm(value) < 0.5 else "black"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
 
 
 def readable_token(token: str) -> str:
@@ -219,11 +214,6 @@ def _colours(norms: Tensor) -> dict:
     return {"cmap": "magma", "vmin": norms.min(), "vmax": norms.max()}
 
 
-def _title(model: nn.Module, layer: int, part: Part, pair: str) -> str:
-    count = model.config.num_hidden_layers
-    return f"Layer {layer % count + 1} of {count}: {_NORMS[part]} for {pair}"
-
-
 def _figure(width: float, height: float):
     """A figure that was made without pyplot: it needs no display and leaves the user's backend alone."""
     try:
@@ -233,19 +223,17 @@ def _figure(width: float, height: float):
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
 
 
-def _finish(figure, heat, axes, part: Part, title: str, path: str | Path) -> None:
+def _finish(figure, heat, axes, pair: str, model: nn.Module, layer: int, part: Part, path: str | Path) -> None:
     """Adds the title and a scale with plain numbers (matplotlib would write 4.01 as 0.01 and "+4" apart); saves."""
+    count = model.config.num_hidden_layers
+    figure.suptitle(f"Layer {layer % count + 1} of {count}: {_NORMS[part]} for {pair}", fontsize=10)
     bar = figure.colorbar(heat, ax=axes, shrink=0.8)
     bar.formatter.set_useOffset(False)
     bar.set_label(_NORMS[part], fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    figure.suptitle(title, fontsize=10)
     _save(figure, path)
 
 
 def _save(figure, path: str | Path) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-
-
-__all__ = ["plot_cloud_kernel", "plot_diagnosis", "plot_image_kernel", "plot_text_kernel"]

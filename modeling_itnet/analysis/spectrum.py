@@ -39,13 +39,10 @@ class KernelSpectrum:
 def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: bool = False) -> KernelSpectrum:
     """Singular values of the kernels of all layers at the features that the model has on ``batch``.
 
-    Forms K with all its (n d_h)^2 entries per sample and head: small inputs only.
-
-    Args:
-        model: an ITNetModel or a head around one, with exact kernels.
-        batch: keyword arguments of its forward.
-        centred: first take out the mean of K_ij over all pairs, by the measure of both: the constant part, which
-            low-rank integration has besides its factors.
+    ``model`` is an ITNetModel or a head around one, with exact kernels, and ``batch`` holds keyword arguments of its
+    forward. K is formed with all its (n d_h)^2 entries per sample and head: small inputs only. ``centred`` first takes
+    out the mean of K_ij over all pairs, by the measure of both: the constant part, which low-rank integration has
+    besides its factors.
     """
     values = []
     for kernels in layer_kernels(model, batch, name="batch"):

@@ -43,7 +43,7 @@ def info(
 def _as_dict(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> dict:
     peer = {peer_name(config): peer_parameters(config)}
     totals = {"total": table.total, "paper": table.paper_total, "peer": peer}
-    return table.components | totals | {"costs": [cost.to_dict() for cost in costs]}
+    return table.components | totals | {"costs": [cost._asdict() for cost in costs]}
 
 
 def _print(table: ParameterTable, config: ITNetConfig, costs: list[Cost]) -> None:

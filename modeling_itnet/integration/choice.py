@@ -58,10 +58,9 @@ def integration_mode(config: ITNetConfig, count: int) -> str:
 def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> list[tuple[str, Tensor | None]]:
     """The modes and who is integrated in them: the numbers [b] of some samples of measure [B, n], or None for all.
 
-    A sample is integrated by its own number of real positions, those of positive measure.
-
-    So neither padding nor the other samples of a batch change a result. Where values cannot be looked at, as in a
-    compiled graph, "auto" needs a batch that leaves no choice: ``n`` up to ``exact_max_positions``, or no padding.
+    A sample is integrated by its own number of real positions, those of positive measure, so that neither padding nor
+    the other samples of a batch change a result. Where values cannot be looked at, as in a compiled graph, "auto"
+    needs a batch that leaves no choice: ``n`` up to ``exact_max_positions``, or no padding.
     """
     length = measure.shape[1]
     longest = integration_mode(config, length)

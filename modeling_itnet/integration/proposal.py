@@ -82,8 +82,7 @@ class ITNetProposal(nn.Module):
         """
         features, measure = features.detach(), domain.measure.detach()
         batch, count = measure.shape
-        rows, _ = sample((measure / measure.sum(1, keepdim=True)).unsqueeze(1), num_loss_queries(self.config, count))
-        rows = rows[:, 0]  # [B, number]
+        rows, _ = sample(measure / measure.sum(1, keepdim=True), num_loss_queries(self.config, count))  # [B, number]
         indices, probabilities = (take(t, rows) for t in (draws.indices, draws.probabilities))  # [B, number, M]
         heads = features.unflatten(-1, (-1, self.config.head_dim))
         weights = KernelWeights(*(t.detach() if isinstance(t, Tensor) else t for t in weights))
@@ -130,7 +129,7 @@ def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> Draws:
 
 
 def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``count`` draws with replacement from every row: pmf [B, t, n] -> indices, probabilities [B, t, count]."""
+    """``count`` draws with replacement from every row: pmf [..., n] -> indices, probabilities [..., count]."""
     cumulated = prefix_sum(pmf.detach(), dim=-1)
     indices = _invert(cumulated, cumulated[..., -1:], count).squeeze(-2)
     return indices, pmf.detach().gather(-1, indices)

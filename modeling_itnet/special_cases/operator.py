@@ -9,8 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from .kernel import Kernel, Pairs
 
-Normalization = Literal["sum", "softmax"]
-
 # Numbers of a tile of kernel values that are in memory at a time: 32 MB in float64.
 _TILE_ENTRIES = 2**22
 
@@ -35,7 +33,7 @@ class IntegralOperator(nn.Module):
         self,
         kernel: Kernel,
         *,
-        normalization: Normalization | None = None,
+        normalization: Literal["sum", "softmax"] | None = None,
         is_causal: bool = False,
         measure: Literal["uniform", "counting"] = "uniform",
         residual: nn.Module | None = None,
@@ -60,7 +58,7 @@ class IntegralOperator(nn.Module):
         values: Tensor | None = None,
         context: Any = None,
     ) -> Tensor:
-        """Integrates over the keys.
+        """Integrates over the keys: [B, n_q, features], or [B, n_q, G, features] if u has groups.
 
         Args:
             u: features of the keys, [B, n_k, d], or [B, n_k, G, c] for kernels with groups.
@@ -71,21 +69,13 @@ class IntegralOperator(nn.Module):
                 the keys have theirs. Without ``queries`` they may be any number, and u(x) is 0.
             values: v, integrated instead of u, with the axes of u.
             context: data of this call that the kernel asks for.
-
-        Returns:
-            [B, n_q, features], or [B, n_q, G, features] if u has groups.
         """
         grouped = u.dim() == 4
-        values = u if values is None else values
-        u_y, values = (t if grouped else t.unsqueeze(2) for t in (u, values))  # [B, n_k, G, c]
-        y = _points(positions, u_y)
-        if queries is not None:
-            u_x = queries if grouped else queries.unsqueeze(2)
-        elif query_positions is not None:
-            u_x = u_y.new_zeros(len(u_y), query_positions.shape[-2], *u_y.shape[2:])
-        else:
-            u_x = u_y
-        x = _points(positions if query_positions is None else query_positions, u_x)
+        if queries is None:
+            queries = u if query_positions is None else u.new_zeros(len(u), query_positions.shape[-2], *u.shape[2:])
+        given = (queries, u, u if values is None else values)
+        u_x, u_y, values = (t if grouped else t.unsqueeze(2) for t in given)  # [B, n_q, G, c], [B, n_k, G, c] twice
+        y, x = _points(positions, u_y), _points(positions if query_positions is None else query_positions, u_x)
         _check(u_x, u_y, values, x, y, measure)
         if measure is None:
             measure = u_y.new_full(u_y.shape[1:2], 1 / u_y.shape[1] if self.measure == "uniform" else 1)
@@ -94,20 +84,19 @@ class IntegralOperator(nn.Module):
         prepared = self.kernel.prepare(u_x, u_y, x, y, context)
         rows, columns = self._tile(len(u_y))
         out = []
-        for start in range(0, x.shape[1], rows):
-            arguments = (slice(start, min(start + rows, x.shape[1])), columns, u_x, u_y, values, x, y, omega, prepared)
+        for tile in _slices(x.shape[1], rows):
+            arguments = (tile, columns, u_x, u_y, values, x, y, omega, prepared)
             if torch.is_grad_enabled() and x.shape[1] > rows:
                 out.append(checkpoint(self._integrate, *arguments, use_reentrant=False))
             else:
                 out.append(self._integrate(*arguments))
         integral = torch.cat(out, dim=1)  # [B, n_q, G, features]
         integral = integral if grouped else integral.squeeze(2)
-        return integral if self.residual is None else integral + self.residual(u_x if grouped else u_x.squeeze(2))
+        return integral if self.residual is None else integral + self.residual(queries)
 
     def _integrate(self, rows: slice, step: int, u_x, u_y, values, x, y, omega, prepared) -> Tensor:
         """The integral at the queries ``rows``, over tiles of ``step`` keys: [B, t_q, G, features]."""
-        count = u_y.shape[1]
-        tiles = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        tiles = _slices(u_y.shape[1], step)
         seen = [tile for tile in tiles if not self._vanishes(x[:, rows], y[:, tile])]
         total, mass, peak = 0.0, 0.0, torch.tensor(-torch.inf, device=x.device)
         for columns in seen or tiles[:1]:
@@ -132,9 +121,8 @@ class IntegralOperator(nn.Module):
 
     def _vanishes(self, x: Tensor, y: Tensor) -> bool:
         """Whether the tile is empty: all of it in the future, or outside of the kernel's support."""
-        if self.is_causal and bool(y[..., 0].min() > x[..., 0].max()):
-            return True
-        return self.kernel.vanishes(x, y)
+        is_future = self.is_causal and bool(y[..., 0].min() > x[..., 0].max())
+        return is_future or self.kernel.vanishes(x, y)
 
     def _tile(self, batch: int) -> tuple[int, int]:
         if self.tile is not None:
@@ -142,6 +130,10 @@ class IntegralOperator(nn.Module):
         entries = self.kernel.entries_per_pair * (batch if self.kernel.depends_on_sample else 1)
         side = max(1, min(256, int((_TILE_ENTRIES / max(1, entries)) ** 0.5)))
         return side, side
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 def _contract(kappa: Tensor, values: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ Along the trajectory of a given signal, each recurrence is a linear system z_t =
 that is the integral of :class:`~modeling_itnet.special_cases.state_space.TransitionKernel`. There are two exact ways
 to write an activation along the trajectory as a linear map of its argument a:
 
-- by its tangent, tanh(a) = p a + q with p = tanh'(a) and q = tanh(a) - p a. The rest q joins the bias in the column
-  that multiplies the constant channel. For nn.RNN the products of A_t are then the derivatives dh_t / dh_s, so that
-  the integral is as well conditioned as the recurrence itself. This is the default.
+- by its tangent, tanh(a) = p a + q with p = tanh'(a) and q = tanh(a) - p a, the default. The rest q joins the bias in
+  the column that multiplies the constant channel. For nn.RNN the products of A_t are then the derivatives dh_t / dh_s,
+  so that the integral is as well conditioned as the recurrence itself.
 - by its secant, tanh(a) = (tanh(a) / a) a, which leaves no rest. The products of secant slopes can grow exponentially
   where those of tangents do not (W_hh with a spectral radius of 1.5 and 200 steps: 1e16 against 1e2), and the
   integral then loses all digits. :func:`secant_slope` asks for it.
@@ -16,7 +16,7 @@ The paper's kernels have the tangent without the rest: :func:`tangent_slope` ask
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from .operator import IntegralOperator
 from .state_space import Trajectory, TransitionKernel
 
 Slope = Callable[[str, Tensor], Tensor]
+Phi = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # `linearized` for one activation and slope
 Weights = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # W_ih, W_hh, b_ih, b_hh (0 if there are none), W_hr
 State = tuple[Tensor, ...]  # the hidden state [B, m], and what else the module carries on
 Step = tuple[Tensor, Tensor, Tensor, State]  # A_t [B, n, n], B_t [B, n, d + 1], C_t [B, m, n], and the next state
@@ -48,27 +49,21 @@ def tangent_slope(activation: str, a: Tensor) -> Tensor:
     return 1 - a.tanh().square() if activation == "tanh" else secant_slope(activation, a)
 
 
-@dataclass(frozen=True)
-class Activation:
-    """phi(a) = p a + q along a trajectory: the slope p and the rest q of an activation at the values a."""
+def linearized(name: str, slope: Slope | None, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """phi(a) and the p and q of phi(a) = p a + q, each with the shape of a, for phi in tanh, relu, linear.
 
-    name: str  # tanh, relu or linear
-    slope: Slope | None = None  # None for the tangent with its rest; otherwise p = slope(name, a) and q = 0
-
-    def __call__(self, a: Tensor) -> Tensor:
-        return {"tanh": torch.tanh, "relu": torch.relu, "linear": lambda x: x}[self.name](a)
-
-    def line(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """p and q, both with the shape of a."""
-        if self.slope is not None:
-            return self.slope(self.name, a), torch.zeros_like(a)
-        # p may be a constant for autograd: p a + (phi(a) - p a) is phi(a) for any p, with all its derivatives. The
-        # derivatives of p would cancel, and leave rounding errors that grow as the square of the gradient does.
-        slope = tangent_slope(self.name, a).detach()
-        return slope, self(a) - slope * a
+    p is the tangent's slope if ``slope`` is None; otherwise p = slope(name, a) and q = 0.
+    """
+    value = a if name == "linear" else getattr(torch, name)(a)
+    if slope is not None:
+        return value, slope(name, a), torch.zeros_like(a)
+    # p may be a constant for autograd: p a + (phi(a) - p a) is phi(a) for any p, with all its derivatives. The
+    # derivatives of p would cancel, and leave rounding errors that grow as the square of the gradient does.
+    p = tangent_slope(name, a).detach()
+    return value, p, value - p * a
 
 
-def rnn_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
+def rnn_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
     """h_t = phi(a_t) = p_t a_t + q_t with a_t = W_ih u_t + W_hh h_(t-1) + b.
 
     A_t = p_t W_hh,  B_t = [p_t W_ih, p_t b + q_t].
@@ -76,12 +71,12 @@ def rnn_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step
     w_ih, w_hh, b_ih, b_hh, _ = weights
     (hidden,) = state
     pre = linear(u, w_ih, b_ih) + linear(hidden, w_hh, b_hh)
-    slope, rest = phi.line(pre)  # [B, n]
+    value, slope, rest = phi(pre)  # [B, n]
     a = slope.unsqueeze(-1) * w_hh
-    return a, _columns(slope, w_ih, b_ih + b_hh, rest), torch.eye(len(w_hh)).to(a).expand_as(a), (phi(pre),)
+    return a, _columns(slope, w_ih, b_ih + b_hh, rest), torch.eye(len(w_hh)).to(a).expand_as(a), (value,)
 
 
-def lstm_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
+def lstm_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
     """With tanh(g_t) = p_t g_t + q_t for the candidate and tanh(c_t) = P_t c_t + Q_t, and the gates as they are,
 
     c_t = f_t c_(t-1) + i_t (p_t g_t + q_t),  g_t = W_ig u_t + W_hg h_(t-1) + b_g,  h_t = W_hr (o_t (P_t c_t + Q_t)).
@@ -93,20 +88,20 @@ def lstm_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Ste
     hidden, cell, output = state  # output: C_(t-1) [B, m, n + 1]
     gates = (linear(u, w_ih, b_ih) + linear(hidden, w_hh, b_hh)).chunk(4, dim=-1)
     i, f, o = (gates[k].sigmoid() for k in (0, 1, 3))
-    slope, rest = phi.line(gates[2])
+    value, slope, rest = phi(gates[2])
     keep = pad(torch.diag_embed(f), (0, 1)) + (i * slope).unsqueeze(-1) * (w_hh.chunk(4)[2] @ output)
     one = pad(torch.ones_like(keep[:, :1, :1]), (cell.shape[-1], 0))  # stays as it is
     columns = _columns(i * slope, w_ih.chunk(4)[2], (b_ih + b_hh).chunk(4)[2], i * rest)
-    cell = f * cell + i * phi(gates[2])
-    slope, rest = phi.line(cell)
+    cell = f * cell + i * value
+    value, slope, rest = phi(cell)
     output = torch.cat([torch.diag_embed(o * slope), (o * rest).unsqueeze(-1)], -1)  # [B, n, n + 1]
-    hidden = o * phi(cell)
+    hidden = o * value
     if w_hr is not None:
         output, hidden = w_hr @ output, linear(hidden, w_hr)
     return torch.cat([keep, one], 1), pad(columns, (0, 0, 0, 1)), output, (hidden, cell, output)
 
 
-def gru_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step:
+def gru_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
     """h_t = z_t h_(t-1) + (1 - z_t) (p_t a_t + q_t) with a_t = W_in u_t + b_in + r_t (W_hn h_(t-1) + b_hn).
 
     A_t = diag(z_t) + diag((1 - z_t) p_t r_t) W_hn,
@@ -119,14 +114,14 @@ def gru_step(u: Tensor, state: State, weights: Weights, phi: Activation) -> Step
     from_input, from_state = linear(u, w_ih, b_ih).chunk(3, -1), linear(hidden, w_hh, b_hh).chunk(3, -1)
     r, z = ((from_input[k] + from_state[k]).sigmoid() for k in (0, 1))
     pre = from_input[2] + r * from_state[2]
-    slope, rest = phi.line(pre)
+    value, slope, rest = phi(pre)
     write = (1 - z) * slope
     a = torch.diag_embed(z) + (write * r).unsqueeze(-1) * w_hh.chunk(3)[2]
     b = _columns(write, w_ih.chunk(3)[2], b_ih.chunk(3)[2] + r * b_hh.chunk(3)[2], (1 - z) * rest)
-    return a, b, torch.eye(a.shape[-1]).to(a).expand_as(a), ((1 - z) * phi(pre) + z * hidden,)
+    return a, b, torch.eye(a.shape[-1]).to(a).expand_as(a), ((1 - z) * value + z * hidden,)
 
 
-def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State, phi: Activation):
+def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State, phi: Phi):
     """The linear system along u [B, T, d], and the hidden states [B, T, m].
 
     The system starts from 0: A_0 z_(-1), what the initial state adds to z_0, is part of the constant column of B_0.
@@ -161,13 +156,14 @@ class RecurrentOperator(Conversion):
 
     def __init__(self, module: nn.RNNBase, *, nonlinearity: str | None = None, slope: Slope | None = None):
         super().__init__(module)
-        known = ("linear", "tanh", "relu") if isinstance(module, nn.RNN) else ()
-        if nonlinearity is not None and nonlinearity not in known:
+        is_known = isinstance(module, nn.RNN) and nonlinearity in ("linear", "tanh", "relu")
+        if nonlinearity is not None and not is_known:
             raise ValueError(
                 f"`nonlinearity` ({nonlinearity!r}) is for nn.RNN, and must be 'linear', 'tanh' or 'relu'; "
                 f"the module is {type(module).__name__}"
             )
-        self.activation = Activation(nonlinearity or getattr(module, "nonlinearity", "tanh"), slope)
+        self.slope = slope
+        self.phi = partial(linearized, nonlinearity or getattr(module, "nonlinearity", "tanh"), slope)
         self.step = {"LSTM": lstm_step, "GRU": gru_step}.get(module.mode, rnn_step)
 
     def dropout(self) -> float:
@@ -179,21 +175,17 @@ class RecurrentOperator(Conversion):
         if isinstance(input, PackedSequence):
             raise TypeError("`input` is a PackedSequence: pad it, as the domain of an integral is one for the batch")
         u = self.with_batch_first(input)  # [B, T, d]
-        directions = 2 if module.bidirectional else 1
         states = self._initial_states(hx, u, input.dim() == 3)
         for layer in range(module.num_layers):
-            out = []
-            for direction in range(directions):
-                index = layer * directions + direction
-                signal = u.flip(1) if direction else u
-                part = self._integrate(signal, self._weights(layer, direction), tuple(s[index] for s in states))
-                out.append(part.flip(1) if direction else part)
+            out = [self._integrate(u, self._weights(layer, ""), states.pop(0))]
+            if module.bidirectional:
+                out.append(self._integrate(u.flip(1), self._weights(layer, "_reverse"), states.pop(0)).flip(1))
             u = torch.cat(out, -1)
         return self.as_given(u, input)
 
     def _integrate(self, u: Tensor, weights: Weights, state: State) -> Tensor:
         """Sum over s <= t of kappa(t, s; u) [u_s; 1]: [B, T, d] -> [B, T, m]."""
-        system, states = unroll(self.step, u, weights, state, self.activation)
+        system, states = unroll(self.step, u, weights, state, self.phi)
         kernel = TransitionKernel(system.c.shape[2], system.b.shape[3], system.a.shape[2])
         operator = IntegralOperator(kernel, is_causal=True, measure="counting")
         integral = operator(pad(u, (0, 1), value=1.0), context=system)  # App. proof_rnn, augmented input
@@ -206,7 +198,7 @@ class RecurrentOperator(Conversion):
         The module's own rounding errors grow as the products of A_t do: where these exceed 1 / eps, the recurrence is
         chaotic, and neither it nor its integral has any correct digits.
         """
-        if self.activation.slope is not None or not states.numel():
+        if self.slope is not None or not states.numel():
             return
         error, scale = float((integral - states).abs().max()), float(states.abs().max())
         tolerance = max(0.01, 64 * torch.finfo(states.dtype).eps)  # half precision has few digits to lose
@@ -217,23 +209,20 @@ class RecurrentOperator(Conversion):
                 "it in a higher precision (`.double()`), or integrate shorter signals"
             )
 
-    def _weights(self, layer: int, direction: int) -> Weights:
-        suffix = f"_l{layer}" + "_reverse" * direction
+    def _weights(self, layer: int, suffix: str) -> Weights:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        w_ih, w_hh, b_ih, b_hh, w_hr = (getattr(self.module, name + suffix, None) for name in names)
-        zero = w_ih.new_zeros(len(w_ih))
-        return w_ih, w_hh, zero if b_ih is None else b_ih, zero if b_hh is None else b_hh, w_hr
+        w_ih, w_hh, *biases, w_hr = (getattr(self.module, f"{name}_l{layer}{suffix}", None) for name in names)
+        return w_ih, w_hh, *(w_ih.new_zeros(len(w_ih)) if bias is None else bias for bias in biases), w_hr
 
-    def _initial_states(self, hx, u: Tensor, batched: bool) -> tuple[Tensor, ...]:
-        """Hidden state, and the cell of an LSTM: [layers * directions, B, size] each; zeros if not given."""
-        module = self.module
-        count = module.num_layers * (2 if module.bidirectional else 1)
-        is_lstm = module.mode == "LSTM"
+    def _initial_states(self, hx, u: Tensor, batched: bool) -> list[State]:
+        """For every layer and direction the hidden state, and the cell of an LSTM: [B, size] each; 0 if not given."""
+        module, is_lstm = self.module, self.module.mode == "LSTM"
         if hx is None:
+            count = module.num_layers * (2 if module.bidirectional else 1)
             sizes = [module.proj_size or module.hidden_size] + [module.hidden_size] * is_lstm
-            return tuple(u.new_zeros(count, len(u), size) for size in sizes)
-        states = tuple(hx) if is_lstm else (hx,)
-        return tuple(state if batched else state.unsqueeze(1) for state in states)
+            return [tuple(u.new_zeros(len(u), size) for size in sizes)] * count
+        states = hx if is_lstm else (hx,)  # [layers * directions, B, size] each, or without B
+        return list(zip(*(state if batched else state.unsqueeze(1) for state in states), strict=True))
 
 
 def _columns(slope: Tensor, matrix: Tensor, constant: Tensor, rest: Tensor) -> Tensor:

@@ -11,14 +11,10 @@ HEADS = ("classifier", "qa_outputs", "regressor")
 
 def lora_config(model, r: int = 8, adapt_kernels: bool = True, **kwargs):
     """
-    A `peft.LoraConfig` for an ITNet model: adapts the linear maps of all layers and the kernels, where these
-    are exact, and trains the head.
+    A `peft.LoraConfig` for an ITNet model: adapts the linear maps of all layers and, with `adapt_kernels`, the output
+    weights W2 of exact kernels, by updates of rank `r`, and trains the head in full.
 
-    Args:
-        model: An ITNet model, whose head and integration mode decide what there is to adapt.
-        r (`int`, *optional*, defaults to 8): Rank of the updates.
-        adapt_kernels (`bool`, *optional*, defaults to `True`): Adapt W2 as well; a low-rank model has none.
-        kwargs: Any argument of `LoraConfig`, in place of ours.
+    Further keyword arguments are those of `LoraConfig`, in place of ours.
     """
     try:
         from peft import LoraConfig

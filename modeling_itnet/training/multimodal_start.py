@@ -9,9 +9,6 @@ from torch import Tensor, nn
 from ..encoders.multimodal import TEXT_LINE
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
-# Coordinates k/n at which the text positions of the two models are matched.
-_MATCHED_POSITIONS = 512
-
 
 @torch.no_grad()
 def from_image_and_text_checkpoints(
@@ -32,13 +29,10 @@ def from_image_and_text_checkpoints(
       trained with), of the text model, or the mean of the two.
     - Modality embeddings and the head are new.
 
-    Args:
-        model_class: ITNetModel or a head for `modality="multimodal"`.
-        image_checkpoint, text_checkpoint: folders or Hub names, of the bare models or of models with a head. Sizes of
-            the layers must agree.
-        core: where the layers come from.
-        overrides: arguments of ITNetConfig, such as ``measure="balanced"`` or ``num_labels=3129``. The rest is the
-            configuration of the image model, with the vocabulary of the text model.
+    Checkpoints are folders or Hub names, of the bare models or of models with a head; the sizes of their layers must
+    agree. ``model_class`` is ITNetModel or a head for `modality="multimodal"`. ``overrides`` are arguments of
+    ITNetConfig, such as ``measure="balanced"``; the rest is the configuration of the image model, with the vocabulary
+    of the text model.
     """
     if core not in ("image", "text", "average"):
         raise ValueError(f"`core` ({core!r}) must be 'image', 'text' or 'average'")
@@ -50,8 +44,8 @@ def from_image_and_text_checkpoints(
     base = model if isinstance(model, ITNetModel) else model.itnet
     base.fourier.load_state_dict(image.fourier.state_dict())
     base.encoder.image.load_state_dict(image.encoder.state_dict())
-    base.encoder.text.word_embeddings.load_state_dict(text.encoder.word_embeddings.state_dict())
-    base.encoder.text.token_type_embeddings.load_state_dict(text.encoder.token_type_embeddings.state_dict())
+    for name in ("word_embeddings", "token_type_embeddings"):
+        getattr(base.encoder.text, name).load_state_dict(getattr(text.encoder, name).state_dict())
     base.encoder.text.position_projection.weight.copy_(_projection_in_the_plane(base, text))
     for name in ("layers", "layernorm"):
         getattr(base, name).load_state_dict(_core_state(getattr(image, name), getattr(text, name), core))
@@ -60,19 +54,18 @@ def from_image_and_text_checkpoints(
 
 def _multimodal_config(image, text, overrides: dict):
     """The image model's configuration for image and text; the label names of neither carry over."""
-    values = image.to_dict()
-    for name in ("id2label", "label2id", "problem_type", "architectures", "transformers_version", "model_type"):
-        values.pop(name, None)
-    for name in ("vocab_size", "type_vocab_size", "max_position_embeddings", "pad_token_id"):
-        values[name] = getattr(text, name)
+    left_out = ("id2label", "label2id", "problem_type", "architectures", "transformers_version", "model_type")
+    values = {name: value for name, value in image.to_dict().items() if name not in left_out}
+    of_text = ("vocab_size", "type_vocab_size", "max_position_embeddings", "pad_token_id")
+    values |= {name: getattr(text, name) for name in of_text}
     return type(image)(**{**values, "modality": "multimodal", **overrides})
 
 
 def _core_state(image: nn.Module, text: nn.Module, core: str) -> dict[str, Tensor]:
     states = {"image": image.state_dict(), "text": text.state_dict()}
-    shapes = [{name: list(tensor.shape) for name, tensor in state.items()} for state in states.values()]
-    if shapes[0] != shapes[1]:
-        differing = sorted(name for name in shapes[0] if shapes[0][name] != shapes[1].get(name))
+    shapes, others = ({name: tensor.shape for name, tensor in state.items()} for state in states.values())
+    if shapes != others:
+        differing = sorted(name for name in shapes if shapes[name] != others.get(name))
         raise ValueError(f"the two checkpoints have layers of different sizes, for example {differing[:3]}")
     if core != "average":
         return states[core]
@@ -81,9 +74,8 @@ def _core_state(image: nn.Module, text: nn.Module, core: str) -> dict[str, Tenso
 
 def _projection_in_the_plane(base: ITNetModel, text: ITNetModel) -> Tensor:
     """argmin over W of sum_t |W gamma(t, 2) - W_text gamma_text(t)|^2: [d, 2L]."""
-    line = torch.arange(1, _MATCHED_POSITIONS + 1, dtype=torch.float64).unsqueeze(-1) / _MATCHED_POSITIONS  # [T, 1]
+    line = torch.arange(1, 513, dtype=torch.float64).unsqueeze(-1) / 512  # k/n [T, 1], where the two are matched
     plane = torch.cat([line, torch.full_like(line, TEXT_LINE)], dim=-1)
     wanted = text.fourier(line).double() @ text.encoder.position_projection.weight.double().T  # [T, d]
     # Directions that the coordinates hardly excite get no weight instead of a huge one.
-    solution = torch.linalg.lstsq(base.fourier(plane).double(), wanted, rcond=1e-2, driver="gelsd").solution
-    return solution.T
+    return torch.linalg.lstsq(base.fourier(plane).double(), wanted, rcond=1e-2, driver="gelsd").solution.T

@@ -23,9 +23,8 @@ def find_clone() -> Path:
 
 def find_recipe(name: str) -> Path:
     """A YAML file by its path, or by its name among the recipes of the repository."""
-    path = Path(name)
-    if path.is_file():
-        return path
+    if Path(name).is_file():
+        return Path(name)
     recipes = find_clone() / "configuration" / "recipes"
     if (recipes / f"{name}.yaml").is_file():
         return recipes / f"{name}.yaml"
