@@ -83,9 +83,8 @@ def diagnose_kernels(
         radius: for ``locality``; a quarter of the largest distance if None.
         part: "full" for K itself; "centred" takes out its mean over all pairs first: b2, which starts as the
             identity, may outweigh what differs from pair to pair.
-        num_shifts: random shifts of the positions that ``invariance`` averages over.
-        num_bins: of the distance profile.
-        seed: of the shifts.
+        num_shifts, seed: the random shifts of the positions that ``invariance`` averages over.
+        num_bins: the number of bins of the distance profile.
     """
     if part not in ("full", "centred"):
         raise ValueError(f"`part` ({part!r}) must be 'full' or 'centred'")

@@ -100,12 +100,11 @@ def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1
     - ``"full"``: K_ij itself. b2, which starts as the identity, is part of it and may outweigh what differs from pair
       to pair: an identity kernel has norm sqrt(d_h) everywhere.
     - ``"learned"``: K_ij - b2 = W2 GELU(.), what the pair's positions and features add to the constant kernel.
-    - ``"variation"``: K_ij - sum_j omega_ij K_ij. What is left is how query i tells its keys apart; it vanishes if the
-      layer takes a plain mean.
+    - ``"variation"``: K_ij - sum_j omega_ij K_ij, by which query i tells its keys apart; 0 if it takes a plain mean.
 
-    Arguments are those of :func:`layer_kernels`. Returns ``[B, H, n, n]``, indexed by sample, head, query i, key j;
-    float32 at least. The image models' [CLS] is position 0. The norm is 0 where query i does not see key j: padding,
-    and the future in a causal model.
+    Arguments are those of :func:`layer_kernels`. Returns ``[B, H, n, n]`` by sample, head, query i and key j, in
+    float32 at least, and 0 where query i does not see key j: padding, and the future in a causal model. The image
+    models' [CLS] is position 0.
     """
     if part not in ("full", "learned", "variation"):
         raise ValueError(f"`part` ({part!r}) must be 'full', 'learned' or 'variation'")

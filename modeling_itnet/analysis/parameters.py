@@ -10,33 +10,25 @@ from configuration_itnet import ITNetConfig
 
 from ..modeling_itnet import ITNetModel
 
-#: Totals of Table app_configs, and the rows of Table app_param_breakdown (ITNet-B), in parameters.
+#: Totals of Table app_configs, in parameters.
 PAPER_TOTALS = {"itnet-pc": 3.1e6, "itnet-small": 22e6, "itnet-base": 86e6, "itnet-large": 307e6}
-PAPER_BASE = {
-    "kernel W1, b1": 0.89e6,
-    "kernel W2": 75.5e6,
-    "kernel b2": 0.59e6,
-    "output W^O": 7.08e6,
-    "residual W_theta": 7.08e6,
-    "layer norm": 36.9e3,
-    "feed-forward": 56.6e6,
-}
-
-#: The parameters of each component, by parts of their names; the first match counts.
+#: The parameters of each component, by parts of their names (the first match counts), and what Table
+#: app_param_breakdown (ITNet-B) prints for it, if anything.
 _COMPONENTS = {
-    "kernel W1, b1": ("kernel.w1", "kernel.b1"),
-    "kernel W_mid, b_mid": ("kernel.w_mid", "kernel.b_mid"),
-    "kernel W2": ("kernel.w2",),
-    "kernel b2": ("kernel.b2",),
-    "low-rank factors": ("operator.factors",),
-    "proposal": ("operator.proposal",),
-    "output W^O": ("operator.output",),
-    "residual W_theta": ("operator.residual",),
-    "layer norm": ("norm",),
-    "feed-forward": ("feed_forward.",),
-    "encoder": ("encoder.",),
-    "head": ("",),  # what no component of ITNetModel claims
+    "kernel W1, b1": (("kernel.w1", "kernel.b1"), 0.89e6),
+    "kernel W_mid, b_mid": (("kernel.w_mid", "kernel.b_mid"), None),
+    "kernel W2": (("kernel.w2",), 75.5e6),
+    "kernel b2": (("kernel.b2",), 0.59e6),
+    "low-rank factors": (("operator.factors",), None),
+    "proposal": (("operator.proposal",), None),
+    "output W^O": (("operator.output",), 7.08e6),
+    "residual W_theta": (("operator.residual",), 7.08e6),
+    "layer norm": (("norm",), 36.9e3),
+    "feed-forward": (("feed_forward.",), 56.6e6),
+    "encoder": (("encoder.",), None),
+    "head": (("",), None),  # what no component of ITNetModel claims
 }
+PAPER_BASE = {component: figure for component, (_, figure) in _COMPONENTS.items() if figure is not None}
 
 
 class ParameterTable(NamedTuple):
@@ -62,7 +54,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     """Parameters by component. Tied weights count once."""
     counts = dict.fromkeys(_COMPONENTS, 0)
     for name, parameter in model.named_parameters():
-        component = next(label for label, parts in _COMPONENTS.items() if any(part in name for part in parts))
+        component = next(label for label, (parts, _) in _COMPONENTS.items() if any(part in name for part in parts))
         counts[component] += parameter.numel()
     return {label: count for label, count in counts.items() if count}
 

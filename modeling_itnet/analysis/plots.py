@@ -34,18 +34,14 @@ def plot_image_kernel(
 ) -> None:
     """Draws one layer's kernel over one image: a column per query i, a heat map over the key patches j.
 
-    The upper picture is the image, stretched to the full range of grey or colour, with query patch i framed; the map
-    below shows the mean of the heads' norms at every patch j, on one scale for all queries. [CLS] is not on the map as
-    a key; with several patch sizes, queries and keys are those of the first grid.
+    The upper picture is the image, ``pixel_values`` ``[C, height, width]`` or ``[1, C, height, width]``, stretched to
+    the full range of grey or colour, with query patch i framed; the map below shows the mean of the heads' norms at
+    every patch j, on one scale for all queries. [CLS] is not on the map as a key; with several patch sizes, queries
+    and keys are those of the first grid. ``queries`` are (row, column) of patches, counted from 0 at the upper left,
+    or "cls"; by default, four patches around the centre.
 
     A classifier that reads [CLS] makes no use of what the last layer computes at the patches: there, look at the query
     "cls", or at an earlier layer.
-
-    Args:
-        model: an image model, such as ITNetForImageClassification.
-        pixel_values: one image, ``[C, height, width]`` or ``[1, C, height, width]``, as the model takes it.
-        queries: (row, column) of patches, counted from 0 at the upper left, or "cls". By default, four patches around
-            the centre.
     """
     pixel_values = pixel_values if pixel_values.dim() == 4 else pixel_values.unsqueeze(0)
     if pixel_values.dim() != 4 or len(pixel_values) != 1:
@@ -121,9 +117,9 @@ def plot_cloud_kernel(
     points = inputs["points"][0].float().cpu()
     if queries is None:
         queries = [int(points[:, 2].argmin()), int(points[:, 2].argmax())]
-    outside = [query for query in queries if not 0 <= query < len(points)]
-    if outside:
-        raise ValueError(f"query point {outside[0]} is not one of the {len(points)} points")
+    for query in queries:
+        if not 0 <= query < len(points):
+            raise ValueError(f"query point {query} is not one of the {len(points)} points")
     figure = _figure(3.2 * len(queries) + 0.8, 3.6)
     maps = kernel_norms(model, inputs, layer, part)[0].mean(0)[list(queries)].float().cpu()  # [queries, n]
     axes = figure.subplots(1, len(queries), squeeze=False, subplot_kw={"projection": "3d"})[0]

@@ -2,7 +2,7 @@
 """What the operators of a model are called with, for whoever looks at kernels from outside."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,9 @@ from ..operator import find_operators
 def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """``inputs`` without labels, or an error that calls them ``name`` if they are no keyword arguments."""
     if not isinstance(inputs, Mapping):
-        example = getattr(model, "main_input_name", "inputs")
-        raise ValueError(
-            f"`{name}` ({type(inputs).__name__}) must hold keyword arguments of the model's forward, "
-            f"such as {{{example!r}: ...}}"
-        )
+        example = f"{{{getattr(model, 'main_input_name', 'inputs')!r}: ...}}"
+        given = f"`{name}` ({type(inputs).__name__})"
+        raise ValueError(f"{given} must hold keyword arguments of the model's forward, such as {example}")
     return {key: value for key, value in inputs.items() if key != "labels" and value is not None}
 
 
@@ -39,14 +37,9 @@ def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = 
     """Runs the model on ``inputs`` in evaluation mode; returns the LN(u) that each operator was called with."""
     inputs = forward_arguments(model, inputs, name)
     captured = []
-    hooks = [
-        operator.register_forward_pre_hook(lambda _, args: captured.append(Signal(*args[:2])))
-        for operator in find_operators(model)
-    ]
-    try:
-        with evaluating(model):
-            model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with evaluating(model), ExitStack() as hooks:
+        for operator in find_operators(model):
+            hook = operator.register_forward_pre_hook(lambda _, args: captured.append(Signal(*args[:2])))
+            hooks.callback(hook.remove)
+        model(**inputs)
     return captured

@@ -36,9 +36,8 @@ def requested_mode(config: ITNetConfig) -> str:
 def integration_mode(config: ITNetConfig, count: int) -> str:
     """ "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
 
-    What a position of a causal model sees must not change with what comes later, and neither must the way it is
-    integrated: there "auto" goes by ``max_position_embeddings``, whatever the length. When "auto" approximates,
-    that is logged once.
+    The way in which a position of a causal model is integrated must not change with what comes later: there "auto"
+    goes by ``max_position_embeddings``, whatever the length. When "auto" approximates, that is logged once.
     """
     mode = requested_mode(config)
     if mode != "auto":
@@ -74,7 +73,6 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> l
             f"`config.integration_mode = 'exact'` or {longest!r}"
         )
     is_long = (measure > 0).sum(1) > config.exact_max_positions
-    samples = [chosen.nonzero().flatten() for chosen in (~is_long, is_long)]
-    if any(len(numbers) == len(measure) for numbers in samples):
-        return [(longest if len(samples[1]) else "exact", None)]
-    return [("exact", samples[0]), (longest, samples[1])]
+    if is_long.all() or not is_long.any():
+        return [(longest if is_long.any() else "exact", None)]
+    return [("exact", (~is_long).nonzero().flatten()), (longest, is_long.nonzero().flatten())]

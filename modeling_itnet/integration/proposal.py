@@ -17,8 +17,6 @@ from .anchors import take
 
 # Elements of one [B, queries, n] tile of probabilities: 16 MB in float32.
 _TILE_ELEMENTS = 2**22
-# The proposal's loss looks at n / (4 d_h) queries of a sample, but no more than this.
-_LOSS_QUERIES = 16
 
 
 class Draws(NamedTuple):
@@ -106,8 +104,7 @@ class ITNetProposal(nn.Module):
         if self.config.is_causal:
             hidden = torch.arange(keys.shape[1], device=keys.device) > rows.unsqueeze(-1)  # [B or 1, t, n]
             omega = omega.masked_fill(hidden, 0)
-        mass = omega.sum(-1, keepdim=True)
-        omega = over_mass(omega, mass, otherwise=1 / keys.shape[1])
+        omega = over_mass(omega, omega.sum(-1, keepdim=True), otherwise=1 / keys.shape[1])
         scores = (queries @ keys.mT).float() / math.sqrt(keys.shape[-1])
         epsilon = self.config.proposal_epsilon
         return (1 - epsilon) * (scores + omega.log()).softmax(-1) + epsilon * omega
@@ -115,7 +112,7 @@ class ITNetProposal(nn.Module):
 
 def num_loss_queries(config: ITNetConfig, count: int) -> int:
     """How many of ``count`` queries the proposal loss of a layer looks at: n / (4 d_h), from 1 to 16."""
-    return max(1, min(_LOSS_QUERIES, count // (4 * config.head_dim)))
+    return max(1, min(16, count // (4 * config.head_dim)))
 
 
 @torch.no_grad()

@@ -3,16 +3,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from itnet_kernels import KernelWeights, kernel_matrices
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """A tile of pairs: queries x with features u(x) against keys y with features u(y).
 
     Features are in G groups (heads, groups of channels) that do not mix: a kernel is block-diagonal with G blocks.
@@ -42,10 +40,7 @@ class Kernel(nn.Module, ABC):
     depends_on_sample: bool = True
 
     def prepare(self, u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, context: Any) -> Any:
-        """What the kernel needs of the whole signal, computed once per call: a trajectory, a table of weights.
-
-        A trajectory makes kappa(x, y) depend on the features between y and x too (paper, App. proof_rnn).
-        """
+        """What the kernel needs of the whole signal, computed once per call: a trajectory, a table of weights."""
         return context
 
     def vanishes(self, x: Tensor, y: Tensor) -> bool:
@@ -53,8 +48,7 @@ class Kernel(nn.Module, ABC):
         return False
 
     @abstractmethod
-    def forward(self, pairs: Pairs) -> Tensor:
-        """kappa on the tile."""
+    def forward(self, pairs: Pairs) -> Tensor: ...
 
 
 class FunctionKernel(Kernel):

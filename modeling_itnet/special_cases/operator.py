@@ -20,7 +20,6 @@ class IntegralOperator(nn.Module):
     row of tiles is recomputed in the backward pass.
 
     Args:
-        kernel: kappa.
         normalization: None for kappa itself; "sum" for kappa / integral of kappa(x, .) dmu; "softmax" for the same
             of exp(kappa), computed with a running maximum. Both need a scalar kernel.
         is_causal: kappa is 0 where y > x in the first coordinate.

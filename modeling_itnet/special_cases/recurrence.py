@@ -145,11 +145,8 @@ def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State,
 class RecurrentOperator(Conversion):
     """nn.RNN, nn.LSTM or nn.GRU as one integral per layer and direction; returns the sequence of hidden states.
 
-    Args:
-        module: the recurrent module.
-        nonlinearity: for nn.RNN, "linear" takes its weights without the activation (Theorem 3 (b)).
-        slope: None for tangents with their rests, which is exact and as well conditioned as the module. A function
-            such as :func:`secant_slope` or :func:`tangent_slope` is used in the place of the tangent, without a rest.
+    ``nonlinearity="linear"`` takes the weights of an nn.RNN without its activation (Theorem 3 (b)). ``slope``, a
+    function such as :func:`secant_slope` or :func:`tangent_slope`, takes the place of the tangent and leaves no rest.
     """
 
     num_outputs = 2
@@ -193,10 +190,9 @@ class RecurrentOperator(Conversion):
         return integral
 
     def _check_conditioning(self, integral: Tensor, states: Tensor) -> None:
-        """Raises where the integral and the states that its kernel was made along have lost each other.
+        """Raises where the products of A_t exceed 1 / eps: rounding errors grow as they do, in the module itself too.
 
-        The module's own rounding errors grow as the products of A_t do: where these exceed 1 / eps, the recurrence is
-        chaotic, and neither it nor its integral has any correct digits.
+        The recurrence is then chaotic, and neither it nor its integral has any correct digits.
         """
         if self.slope is not None or not states.numel():
             return

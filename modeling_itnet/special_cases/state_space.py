@@ -4,8 +4,7 @@
 Linear state space models, and the MambaMixer of Transformers, whose coefficients depend on the signal (Theorem 3 (d)).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from .kernel import Kernel, Pairs
 from .operator import IntegralOperator
 
 
-@dataclass(frozen=True)
-class Trajectory:
+class Trajectory(NamedTuple):
     """Coefficients of z_t = A_t z_(t-1) + B_t u_t, y_t = C_t z_t along one signal. Batch axes may be 1."""
 
     a: Tensor  # [B, T, n, n]
@@ -50,15 +48,11 @@ def transitions(a: Tensor, rows: slice, columns: slice) -> Tensor:
 
     One step of the recurrence Phi(t, s) = A_t Phi(t-1, s) at a time, for all s of the tile at once.
     """
-    count, size = columns.stop - columns.start, a.shape[-1]
-    identity = torch.eye(size, dtype=a.dtype, device=a.device)
-    phi = a.new_zeros(len(a), count, size, size)
-    kept = []
+    s = torch.arange(columns.start, columns.stop, device=a.device).view(-1, 1, 1)
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    phi, kept = a.new_zeros(len(a), len(s), *identity.shape), []
     for t in range(min(columns.start, rows.start), rows.stop):
-        phi = a[:, t : t + 1] @ phi
-        if columns.start <= t < columns.stop:
-            begins = torch.arange(columns.start, columns.stop, device=a.device) == t
-            phi = phi + begins.view(-1, 1, 1) * identity
+        phi = a[:, t : t + 1] @ phi + (s == t) * identity
         if t >= rows.start:
             kept.append(phi)
     return torch.stack(kept, 1)
@@ -185,13 +179,10 @@ class MambaMixerOperator(Conversion):
     def __init__(self, module):
         super().__init__(module)
         self.convolution = from_module(module.conv1d)
-        self.integral = IntegralOperator(
-            SelectiveScanKernel(module.intermediate_size, module.ssm_state_size), is_causal=True, measure="counting"
-        )
+        kernel = SelectiveScanKernel(module.intermediate_size, module.ssm_state_size)
+        self.integral = IntegralOperator(kernel, is_causal=True, measure="counting")
 
-    def forward(
-        self, hidden_states: Tensor, cache_params=None, attention_mask: Tensor | None = None, **kwargs
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, cache_params=None, attention_mask=None, **kwargs) -> Tensor:
         if cache_params is not None:
             raise ValueError("`cache_params`: the integral is over the positions of this call; pass `use_cache=False`")
         module, length = self.module, hidden_states.shape[1]
@@ -203,8 +194,7 @@ class MambaMixerOperator(Conversion):
         step, b, c = module.x_proj(signal).split(sizes, dim=-1)
         step = softplus(step @ module.dt_proj.weight.T + _rounded(module.dt_proj.bias))  # Delta [B, T, c]
         a = -module.A_log.float().exp().to(signal.dtype)  # [c, n]
-        out = self.integral(_rounded(signal), context=(a, step, _rounded(b), c))
-        out = out + signal * _rounded(module.D)
+        out = self.integral(_rounded(signal), context=(a, step, _rounded(b), c)) + signal * _rounded(module.D)
         return module.out_proj(out * silu(gate))
 
 

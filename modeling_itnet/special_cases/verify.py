@@ -54,13 +54,12 @@ def _equal(name: str, statement: str, actual: Tensor, expected: Tensor) -> Theor
     return TheoremRow(name, statement, float((actual - expected).abs().max()))
 
 
-def _converted(name: str, statement: str, module: nn.Module, *inputs: Tensor, slope=None, **masks) -> TheoremRow:
-    """from_module(module) against the module itself; without a statement, the module's settings are one."""
+def _converted(name: str, statement: str, module: nn.Module, *inputs: Tensor, options=None, **masks) -> TheoremRow:
+    """from_module(module, **options) against the module itself; {} in the statement stands for its settings."""
     expected = module.eval()(*inputs, **masks)
     expected = expected[0] if isinstance(expected, tuple) else expected
-    operator = from_module(module) if slope is None else from_module(module, slope=slope)
-    settings = f"{type(module).__name__}({module.extra_repr()})"
-    return _equal(name, statement.format(settings), operator(*inputs, **masks), expected)
+    statement = statement.format(f"{type(module).__name__}({module.extra_repr()})")
+    return _equal(name, statement, from_module(module, **(options or {}))(*inputs, **masks), expected)
 
 
 def _convolution() -> Iterator[TheoremRow]:
@@ -116,21 +115,20 @@ def _recurrence() -> Iterator[TheoremRow]:
     for method in ("euler", "zoh"):
         module = LinearStateSpace(4, 3, 2, 0.1, method)
         yield _converted("Theorem 3 (d)", f"linear SSM, {method}: κ = C Ā^(t−s) B̄", module, torch.randn(2, 40, 3))
-    u = torch.randn(2, 10, 3)
+    u, states = torch.randn(2, 10, 3), [torch.zeros(2, 4)]
     rnn = nn.RNN(3, 4, batch_first=True)
-    hidden, states = u.new_zeros(2, 4), []
     for u_t in u.unbind(1):
-        hidden = u_t @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + hidden @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
-        states.append(hidden)
+        from_state = states[-1] @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
+        states.append(u_t @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + from_state)
     actual = from_module(rnn, nonlinearity="linear")(u)
-    yield _equal("Theorem 3 (b)", "linear RNN: κ = W_h^(t−s) W_u", actual, torch.stack(states, 1))
+    yield _equal("Theorem 3 (b)", "linear RNN: κ = W_h^(t−s) W_u", actual, torch.stack(states[1:], 1))
     for name, module in (
         ("Theorem 3 (b)", rnn),
         ("Theorem 3 (c)", nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)),
         ("Prop. gru", nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)),
     ):
-        for kind, slope in (("tangents with their rests", None), ("secant slopes", secant_slope)):
-            yield _converted(name, f"{{}}: {kind} along the trajectory", module, u, slope=slope)
+        for kind, options in (("tangents with their rests", {}), ("secant slopes", {"slope": secant_slope})):
+            yield _converted(name, f"{{}}: {kind} along the trajectory", module, u, options=options)
     mixer = MambaMixer(MambaConfig(hidden_size=8, state_size=3, num_hidden_layers=1, conv_kernel=4, vocab_size=10), 0)
     yield _converted("Theorem 3 (d)", "MambaMixer as an integral", mixer.double(), torch.randn(2, 12, 8))
 

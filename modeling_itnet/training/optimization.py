@@ -3,16 +3,15 @@
 
 from torch import nn
 
-#: Names of the tensors that count as weight matrices; biases, norms, b2 and the [CLS] token do not.
+#: Names of the tensors that count as weight matrices.
 _DECAYED = ("weight", "w1", "w_mid", "w2")
 
 
 def optimizer_param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Two groups for AdamW: decay on weight matrices only (App. regularization).
 
-    Biases, LayerNorm and the kernel's output bias b2 (it holds the identity that the kernel starts from) are never
-    pulled towards zero; the Fourier matrix B is a buffer and not trained at all. Parameters that do not require a
-    gradient are left out.
+    Biases, LayerNorm and the kernel's output bias b2, which holds the identity that the kernel starts from, are never
+    pulled towards zero. Parameters that do not require a gradient are left out.
     """
     if weight_decay < 0:
         raise ValueError(f"`weight_decay` ({weight_decay}) must not be negative")
