@@ -181,18 +181,16 @@ def _invariance(kernels: LayerKernels, domain: _Domain, num_shifts: int, seed: i
     generator = torch.Generator().manual_seed(seed)
     shifts = (2 * torch.rand(num_shifts, len(low), generator=generator, dtype=torch.float64) - 1).to(low.device)
     shifts = torch.cat([torch.zeros_like(shifts[:1]), shifts * (high - low)])
-    slack = 1e-9 * domain.largest
-    moved = [domain.positions + shift for shift in shifts]
-    inside = [((points >= low - slack) & (points <= high + slack)).all(-1) for points in moved]  # [B or 1, n] each
+    slack, moved = 1e-9 * domain.largest, domain.positions + shifts[:, None, None]  # [shifts + 1, B or 1, n, s]
+    inside = ((moved >= low - slack) & (moved <= high + slack)).all(-1)
     top = bottom = 0
     for pieces in zip(*(kernels.pieces(shift) for shift in shifts), strict=True):
         total = energy = count = 0
         for (rows, matrices), points in zip(pieces, inside, strict=True):
             both = (points[:, rows].unsqueeze(2) & points.unsqueeze(1)) & domain.visible[:, rows]  # [B, t, n]
             matrices = matrices.double() * both[..., None, None, None]
-            total = total + matrices
+            total, count = total + matrices, count + both.double()
             energy = energy + matrices.square().sum((-1, -2))
-            count = count + both.double()
         usable = count > 1
         count = count[usable].unsqueeze(-1)
         top = top + ((total.square().sum((-1, -2)) - energy)[usable] / (count * (count - 1))).sum(0)

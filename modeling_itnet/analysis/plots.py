@@ -62,7 +62,7 @@ def plot_image_kernel(
     for query, values, (above, below) in zip(queries, maps, axes.T, strict=True):
         above.set_title("[CLS]" if query == "cls" else f"patch ({query[0]}, {query[1]})", fontsize=9)
         above.imshow(image.numpy(), cmap="gray", extent=extent)
-        heat = below.imshow(values.numpy(), **_colours(maps), extent=extent)
+        heat = below.imshow(values.numpy(), **_scale(maps), extent=extent)
         for axis in (above, below):
             axis.set_axis_off()
             if query != "cls":
@@ -86,12 +86,12 @@ def plot_text_kernel(
     norms = kernel_norms(model, inputs, layer, part)  # [1, H, n, n]
     if len(norms) != 1 or norms.shape[-1] != len(tokens):
         raise ValueError(f"`inputs` hold {len(norms)} texts of {norms.shape[-1]} tokens, `tokens` {len(tokens)} names")
-    norms, tokens = norms[0].float().cpu(), [readable_token(token) for token in tokens]
+    norms, tokens = norms[0].float().cpu(), [_readable(token) for token in tokens]
     side = max(2.2, 0.16 * len(tokens) + 0.8)
     figure = _figure(side * len(norms) + 0.8, side + 0.7)
     axes = figure.subplots(1, len(norms), squeeze=False)[0]
     for head, (axis, values) in enumerate(zip(axes, norms, strict=True)):
-        heat = axis.imshow(values.numpy(), **_colours(norms))
+        heat = axis.imshow(values.numpy(), **_scale(norms))
         axis.set_title(f"head {head + 1}", fontsize=9)
         axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
         axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=6)
@@ -124,7 +124,7 @@ def plot_cloud_kernel(
     maps = kernel_norms(model, inputs, layer, part)[0].mean(0)[list(queries)].float().cpu()  # [queries, n]
     axes = figure.subplots(1, len(queries), squeeze=False, subplot_kw={"projection": "3d"})[0]
     for query, values, axis in zip(queries, maps, axes, strict=True):
-        heat = axis.scatter(*points.T.numpy(), c=values.numpy(), s=6, **_colours(maps))
+        heat = axis.scatter(*points.T.numpy(), c=values.numpy(), s=6, **_scale(maps))
         axis.scatter(*points[query].unsqueeze(1).numpy(), s=80, facecolors="none", edgecolors="#00d0ff", linewidths=2)
         axis.set_title(f"point {query}", fontsize=9)
         axis.set_box_aspect((points.amax(0) - points.amin(0)).clamp(min=1e-12).tolist())  # lengths as they are
@@ -180,10 +180,9 @@ def _draw_map(figure, axis, name: str, values: Tensor) -> None:
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
 
 
-def readable_token(token: str) -> str:
+def _readable(token: str) -> str:
     """A token as it reads: without the marks of byte-level (Ġ, Ċ), SentencePiece (▁) and WordPiece (##) tokenizers."""
-    text = token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "↵").removeprefix("##").strip()
-    return text or "␣"
+    return token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "↵").removeprefix("##").strip() or "␣"
 
 
 def _position(query: Query, rows: int, columns: int, has_cls: bool) -> int:
@@ -205,8 +204,8 @@ def _displayed(image: Tensor) -> Tensor:
     return image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
 
 
-def _colours(norms: Tensor) -> dict:
-    """One scale for all maps of a figure."""
+def _scale(norms: Tensor) -> dict:
+    """One scale of colours for all maps of a figure."""
     return {"cmap": "magma", "vmin": norms.min(), "vmax": norms.max()}
 
 

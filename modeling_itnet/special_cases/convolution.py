@@ -41,8 +41,7 @@ class ConvolutionKernel(Kernel):
         return taps[..., 0, 0] if taps.shape[2:] == (1, 1) else taps
 
     def forward(self, pairs: Pairs) -> Tensor:
-        steps = pairs.y.unsqueeze(1) - pairs.x.unsqueeze(2)  # [1, t_q, t_k, s]
-        steps = -steps if self.transposed else steps
+        steps = (pairs.y.unsqueeze(1) - pairs.x.unsqueeze(2)) * (-1 if self.transposed else 1)  # [1, t_q, t_k, s]
         tap = steps.div(self.dilation, rounding_mode="floor")
         inside = ((tap * self.dilation == steps) & (tap >= 0) & (tap < self.size)).all(-1)
         flat = torch.zeros_like(inside, dtype=torch.long)
