@@ -39,8 +39,8 @@ class ITNetAnchors:
     """:func:`find_anchors`, which keeps the clusters of a domain that the whole batch shares until another comes."""
 
     def __init__(self):
-        # Positions and measure of one sample, and count; and their clusters. Threads see all of this tuple or nothing.
-        self._kept: tuple[Tensor, Tensor, int, tuple[Tensor, Tensor]] | None = None
+        # Positions, measure of one sample, count; and their clusters. One attribute: threads see all of it or nothing.
+        self._kept: tuple[tuple, tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, coordinates: Coordinates, measure: Tensor, count: int, is_causal: bool) -> Anchors:
         return find_anchors(coordinates, measure, count, is_causal, self._cluster)
@@ -50,11 +50,18 @@ class ITNetAnchors:
         may_keep = positions.dim() == 2 and not torch.compiler.is_compiling() and not is_transformed()
         if not (may_keep and bool((measure == measure[:1]).all())):
             return kmeans_anchors(positions, measure, count)
-        measure, kept = measure[:1], self._kept
-        is_known = kept is not None and (kept[0].device, kept[2]) == (positions.device, count)
-        if not (is_known and torch.equal(kept[0], positions) and torch.equal(kept[1], measure)):
-            kept = self._kept = positions, measure, count, kmeans_anchors(positions, measure, count)
-        return kept[3]
+        domain, kept = (positions, measure[:1], count), self._kept
+        if kept is not None and _same(domain, kept[0]):
+            return kept[1]
+        clusters = kmeans_anchors(*domain)
+        self._kept = domain, clusters
+        return clusters
+
+
+def _same(domain: tuple, other: tuple) -> bool:
+    (x, measure, count), (other_x, other_measure, other_count) = domain, other
+    is_alike = (x.device, count) == (other_x.device, other_count)
+    return is_alike and torch.equal(x, other_x) and torch.equal(measure, other_measure)
 
 
 def take(tensor: Tensor, indices: Tensor) -> Tensor:
