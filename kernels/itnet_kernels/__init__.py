@@ -5,6 +5,8 @@ from .exact.reference import kernel_matrices
 from .integral_transform import integral_transform
 from .low_rank.low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
 from .measure import prefix_sum
+from .near.balls import ball_blocks
+from .near.blocks import Blocks, listed_blocks, window_blocks
 from .positions import Coordinates, fourier_features
 from .sampled.anchors import cluster_measure, kmeans_anchors
 from .sampled.monte_carlo import monte_carlo_transform
@@ -14,10 +16,12 @@ from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 __all__ = [
     "BACKENDS",
     "KERNEL_INPUTS",
+    "Blocks",
     "Coordinates",
     "Factor",
     "KernelWeights",
     "LowRankState",
+    "ball_blocks",
     "cluster_measure",
     "fourier_features",
     "integral_transform",
@@ -25,10 +29,12 @@ __all__ = [
     "kernel_input_size",
     "kernel_matrices",
     "kmeans_anchors",
+    "listed_blocks",
     "low_rank_transform",
     "monte_carlo_transform",
     "prefix_sum",
     "resolve_backend",
     "sampled_low_rank_transform",
     "sampled_transform",
+    "window_blocks",
 ]

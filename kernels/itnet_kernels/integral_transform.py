@@ -21,6 +21,7 @@ from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
 from .first_layer import position_row
 from .measure import over_mass, visible_sum
+from .near.blocks import Blocks, check_blocks
 from .positions import Coordinates
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
@@ -36,6 +37,7 @@ def integral_transform(
     is_causal: bool = False,
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
+    blocks: Blocks | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""The multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
@@ -58,6 +60,8 @@ def integral_transform(
         is_causal: query i sees keys j <= i + n_k - n_q only, and omega is normalised over them.
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
+        blocks: takes the sum over the pairs that these :class:`Blocks` list, and over no others; omega is not
+            normalised over them. Only "reference" and "tiled" do that.
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
@@ -71,9 +75,17 @@ def integral_transform(
         check_causal(num_queries, num_keys)
     if measure is not None:
         check_measure(measure, batch, num_keys)
+    if blocks is not None:
+        check_blocks(blocks, batch)
+        if is_causal or backend == "triton":
+            raise ValueError(
+                '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
+            )
+        backend = "tiled" if backend == "auto" else backend
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
-        return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal)
+        listed = None if blocks is None else blocks.dense(num_queries, num_keys)
+        return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
     with torch.autocast(u.device.type, enabled=False):
         weights = weights.to(dtype)
         columns = split_input_weights(weights, head_dim)
@@ -85,6 +97,8 @@ def integral_transform(
         has_displacements = columns["x-y"] is not None or columns["distance"] is not None
         wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
         displacements, index = y.lattice(dtype, x) if wants_lattice else (None, None)
+        b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
+        block_queries, block_keys, block_pairs = (None, None, None) if blocks is None else blocks
         inputs = PairInputs(
             queries=queries.to(dtype),
             keys=u.to(dtype),
@@ -102,18 +116,23 @@ def integral_transform(
             w_mid=weights.w_mid,
             b_mid=weights.b_mid,
             w2=weights.output_weight(head_dim).expand(num_heads, -1, -1),
+            b2=None if blocks is None else b2,
             frequencies=weights.fourier.detach(),
             displacements=displacements,
             displacement_index=index,
+            block_queries=block_queries,
+            block_keys=block_keys,
+            block_pairs=block_pairs,
             is_causal=is_causal,
             operand_dtype=operand_dtype,
             backend=backend,
         )
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
+        if blocks is not None:
+            return out.to(queries.dtype)
         omega = inputs.omega[..., None, None]
         values = inputs.keys * omega
         mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
-        b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
         out = out + torch.einsum("hca,bihc->biha", b2, mean)
         if is_causal:
             out = over_mass(out, visible_sum(omega, num_queries))

@@ -118,6 +118,28 @@ def find_lattice(
     return Displacements(table, flat[:num_queries], flat[num_queries:])
 
 
+def find_tables(
+    x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The displacements of all sets of positions, x ``[B or 1, n_q, s]`` and y ``[B or 1, n_k, s]``, in two tensors:
+    what :meth:`Coordinates.lattice` returns."""
+    x, y, frequencies = x.detach(), y.detach(), frequencies.detach()
+    columns = (2 * len(frequencies) or x.shape[2]) + 1
+    tables, index = [y.new_zeros(0, columns, dtype=dtype)], []
+    for k in range(max(len(x), len(y))):
+        first = sum(map(len, tables))
+        found = find_displacements(of_set(x, k), of_set(y, k), frequencies, dtype)
+        if found is None:
+            index.append(torch.zeros(2 + x.shape[1] + y.shape[1], dtype=torch.long, device=y.device))
+            continue
+        tables.append(found.table)
+        rows = torch.tensor([first, len(found.table)], device=y.device)
+        index.append(torch.cat([rows, found.queries, found.keys]))
+        if (first + len(found.table)) * columns > _KEPT_ELEMENTS:
+            return None, None
+    return torch.cat(tables), torch.stack(index)
+
+
 class Coordinates:
     """Positions, and what the operator computes from them alone: each on first use, and then kept.
 
@@ -171,7 +193,10 @@ class Coordinates:
         x = self if queries is None else queries
         if not (has_values(x.positions) and has_values(self.positions)):
             return None, None
-        return self._once(("lattice", dtype, None if x is self else x), lambda: self._lattice(x, dtype))
+        return self._once(
+            ("lattice", dtype, None if x is self else x),
+            lambda: find_tables(x.exact, self.exact, self.frequencies, dtype),
+        )
 
     def select(self, samples: Tensor | slice) -> "Coordinates":
         """The coordinates of some samples of the batch, with what was computed for them."""
@@ -199,23 +224,6 @@ class Coordinates:
         if can_share and len(positions) > 1 and bool((positions == positions[:1]).all()):
             positions = positions[:1]
         return positions.to(position_dtype(positions.device))
-
-    def _lattice(self, queries: "Coordinates", dtype: torch.dtype) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        x, y = queries.exact.detach(), self.exact.detach()
-        columns = (2 * len(self.frequencies) or x.shape[2]) + 1
-        tables, index = [y.new_zeros(0, columns, dtype=dtype)], []
-        for k in range(max(len(x), len(y))):
-            first = sum(map(len, tables))
-            found = find_displacements(of_set(x, k), of_set(y, k), self.frequencies.detach(), dtype)
-            if found is None:
-                index.append(torch.zeros(2 + x.shape[1] + y.shape[1], dtype=torch.long, device=y.device))
-                continue
-            tables.append(found.table)
-            rows = torch.tensor([first, len(found.table)], device=y.device)
-            index.append(torch.cat([rows, found.queries, found.keys]))
-            if (first + len(found.table)) * columns > _KEPT_ELEMENTS:
-                return None, None
-        return torch.cat(tables), torch.stack(index)
 
     def _once(self, key, compute: Callable):
         """``compute()``, the first time."""

@@ -19,12 +19,13 @@ KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
 class KernelWeights(NamedTuple):
     """Weights of the matrix-valued kernel K_xy = reshape(W2 GELU(W1 z_xy + b1) + b2), one matrix per head.
 
-    ``K[a, c] = (w2 h + b2)[a * d_h + c]`` (row-major). Heads share ``w1``; ``w2`` and ``b2`` are per head, or have a
-    leading size of 1, which shares them too. With ``w_mid`` the MLP has a second hidden layer:
+    ``K[a, c] = (w2 h + b2)[a * d_h + c]`` (row-major). ``w2`` and ``b2`` are per head, or have a leading size of 1,
+    which shares them. Heads share the hidden layers, unless each has its own: then ``w1``, ``b1``, ``w_mid`` and
+    ``b_mid`` have a leading dimension H. With ``w_mid`` the MLP has a second hidden layer:
     ``h = GELU(w_mid GELU(w1 z + b1) + b_mid)``.
     """
 
-    w1: Tensor  # [w, kernel_input_size]
+    w1: Tensor  # [w, kernel_input_size] or [H, w, kernel_input_size]
     b1: Tensor  # [w]
     w2: Tensor  # [H or 1, d_h * d_h, w]
     b2: Tensor  # [H or 1, d_h * d_h]
@@ -37,6 +38,18 @@ class KernelWeights(NamedTuple):
         """The weights in ``dtype``. Frequencies stay as they are: far from the origin, phases feel every digit."""
         cast = {name: t.to(dtype) for name, t in self._asdict().items() if isinstance(t, Tensor) and name != "fourier"}
         return self._replace(**cast)
+
+    @property
+    def has_own_hidden(self) -> bool:
+        """Whether each head has hidden layers of its own."""
+        return self.w1.dim() == 3
+
+    def of_head(self, head: int) -> "KernelWeights":
+        """The weights of one head, with all their layers to itself."""
+        own = {name: getattr(self, name) for name in ("w1", "b1", "w_mid", "b_mid")}
+        own = {name: value if value is None else value[head] for name, value in own.items()}
+        outer = slice(None) if len(self.w2) == 1 else slice(head, head + 1)
+        return self._replace(**own, w2=self.w2[outer], b2=self.b2[outer])
 
     def output_weight(self, head_dim: int) -> Tensor:
         """W2 as it meets the moments A: [H or 1, w * d_h, d_h], rows (k, c), columns a."""

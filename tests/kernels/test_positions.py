@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from itnet_kernels import KERNEL_INPUTS, fourier_features, sampled_transform
+from itnet_kernels.exact.cells import Cells, Place
+from itnet_kernels.exact.pair_inputs import POSITIONS, PairInputs
 from itnet_kernels.exact.position_bias import PositionBias
 from itnet_kernels.first_layer import PositionWeights
 from itnet_kernels.positions import _PHASE_ERRORS, find_displacements, find_lattice
@@ -71,13 +73,19 @@ def test_table_equals_bilinear_form(positions, frequencies):
     weights = PositionWeights(*(torch.randn(6, k, generator=generator, dtype=torch.float64) for k in (size, size, 1)))
     matrix = 3 * torch.randn(frequencies, positions.shape[1], generator=generator, dtype=torch.float64)
     features = fourier_features(positions, matrix)
-    displacements = find_displacements(positions, positions, matrix, torch.float32)
-    assert displacements is not None
-    displacements = displacements._replace(table=displacements.table.double())
-    table, bilinear = (
-        PositionBias(positions, positions, features, features, weights, frequencies > 0, choice).tile(slice(3, 11))
-        for choice in (displacements, None)
-    )
+    found = find_displacements(positions, positions, matrix, torch.float32)
+    assert found is not None
+    features = features.unsqueeze(0)
+    signal = positions.new_zeros(1, len(positions), 1, 6)
+    given = dict.fromkeys(PairInputs._fields) | dict(zip(("w_y", "w_relative", "w_distance"), weights, strict=True))
+    given |= dict.fromkeys(("queries", "keys", "row"), signal) | {"frequencies": matrix, "is_causal": False}
+    given |= dict(zip(POSITIONS, (positions[None], positions[None], features, features), strict=True))
+    inputs = PairInputs(**given)
+    index = torch.cat([torch.tensor([0, len(found.table)]), found.queries, found.keys])[None]
+    on_lattice = inputs._replace(displacements=found.table.double(), displacement_index=index)
+    elsewhere = inputs._replace(displacements=found.table[:0], displacement_index=torch.zeros_like(index))
+    place = Place(slice(0, 1), slice(0, 1), slice(3, 11))
+    table, bilinear = (PositionBias(choice, Cells(choice)).tile(place) for choice in (on_lattice, elsewhere))
     # The coordinates are float32 roundings; this is how far find_lattice may move phases, coordinates and distances.
     moved = 4 * EPS * float((positions.amax(0) - positions.amin(0)).norm())
     allowed = float(weights.relative.abs().sum(1).max()) * (_PHASE_ERRORS * EPS if frequencies else moved)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..first_layer import PositionWeights
 from ..measure import uniform_measure
-from ..positions import Displacements, of_set
 
 
 class PairInputs(NamedTuple):
@@ -33,9 +32,13 @@ class PairInputs(NamedTuple):
     w_mid: Tensor | None  # [w, w]
     b_mid: Tensor | None  # [w]
     w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
+    b2: Tensor | None  # [H, d_h, d_h], rows c, columns a; None leaves the constant part of the kernel to the caller
     frequencies: Tensor  # [L, s]
     displacements: Tensor | None  # both as Coordinates.lattice gives them; None: nobody looked for a lattice yet
     displacement_index: Tensor | None
+    block_queries: Tensor | None  # the pairs as :class:`Blocks` list them: [B or 1, N, t]; None is all pairs
+    block_keys: Tensor | None  # [B or 1, N, m]
+    block_pairs: Tensor | None  # [B or 1, N, t, m]
     is_causal: bool
     operand_dtype: torch.dtype  # of the matrix products in the triton backend; they accumulate in float32
     backend: str  # "tiled" or "triton"
@@ -60,19 +63,6 @@ class PairInputs(NamedTuple):
     def zeros(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Contiguous zeros in the shape of the named arguments."""
         return {name: torch.zeros_like(getattr(self, name), memory_format=torch.contiguous_format) for name in names}
-
-    def position_set(self, index: int) -> list[Tensor]:
-        """x, y, gamma(x) and gamma(y) of a set of positions: [n, .] each."""
-        return [of_set(getattr(self, name), index) for name in POSITIONS]
-
-    def known_displacements(self, index: int) -> Displacements | None:
-        """The displacements of a set of positions, if they are given and the positions lie on a lattice."""
-        entry = of_set(self.displacement_index, index)
-        first, rows = entry[:2].tolist()
-        if rows == 0:
-            return None
-        table = self.displacements[first : first + rows]
-        return Displacements(table, *entry[2:].split([self.queries.shape[1], self.keys.shape[1]]))
 
 
 #: The arguments that depend on positions, in the order in which PositionBias takes them.

@@ -1,109 +1,170 @@
-"""P and its gradients, tile by tile, for the hand-written derivatives of the sum over pairs.
+"""P for the hand-written derivatives of the sum over pairs: its value for the cells of a place, and its gradients.
 
 Two ways to evaluate P: a table of displacements, where the positions lie on a regular lattice (text, image grids) and
-there are few of them; otherwise the bilinear form of first_layer.py.
+there are few of them; otherwise the bilinear form of first_layer.py. The gradients always take the bilinear form.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..first_layer import PositionWeights, key_factors, length, position_term
-from ..positions import Displacements, of_set
-from .pair_inputs import POSITIONS
+from ..positions import find_tables
+from .cells import Cells, Place
+from .pair_inputs import POSITIONS, PairInputs
+
+#: What P is where a pair does not count: GELU and its derivative are exactly 0 there, whatever is added.
+HIDDEN = -1e15
 
 
-@dataclass
 class PositionBias:
-    """P for one set of positions: ``tile(rows)`` is that of some queries, [t, w, n_k]."""
+    """P_ij[k] of the cells, and ``HIDDEN`` in its place where a pair of a block does not count."""
 
-    x: Tensor  # [n_q, s]
-    y: Tensor  # [n_k, s]
-    gamma_x: Tensor  # [n_q, F]
-    gamma_y: Tensor  # [n_k, F]
-    weights: PositionWeights
-    has_frequencies: bool
-    displacements: Displacements | None = None
+    def __init__(self, inputs: PairInputs, cells: Cells):
+        self.inputs, self.cells = inputs, cells
+        tables, index = inputs.displacements, inputs.displacement_index
+        if index is None and (inputs.w_relative is not None or inputs.w_distance is not None):
+            given = inputs.query_positions, inputs.key_positions, inputs.frequencies, inputs.keys.dtype
+            tables, index = find_tables(*given)
+        self.table = None
+        if index is not None and len(index) and bool((index[:, 1] > 0).all()):
+            w_y, w_relative, w_distance = inputs.position_weights
+            if w_relative is None:
+                self.table = w_distance * tables[:, -1]  # [w, rows]
+            elif w_distance is None:
+                self.table = w_relative @ tables[:, :-1].T
+            else:
+                self.table = torch.cat([w_relative, w_distance], dim=1) @ tables.T
+            first, queries, keys = index.split([2, inputs.queries.shape[1], inputs.keys.shape[1]], dim=1)
+            middle = first[:, :1] + first[:, 1:] // 2
+            self.lattice = (queries + middle).unsqueeze(-1), keys.unsqueeze(-1)  # [sets, n, 1] each
+            # W_y . gamma(y_j): [B or 1, n_k, w]
+            self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
-    def __post_init__(self):
-        if self.displacements is None:
-            return
-        (w_y, w_relative, w_distance), features = self.weights, self.displacements.table
-        if w_relative is None:
-            self.table = w_distance * features[:, -1]  # [w, rows]
-        elif w_distance is None:
-            self.table = w_relative @ features[:, :-1].T
+    @property
+    def is_shared(self) -> bool:
+        """Whether all samples have the same bias."""
+        inputs = self.inputs
+        parts = [*(getattr(inputs, name) for name in POSITIONS), inputs.block_queries, inputs.block_pairs]
+        return all(part is None or len(part) == 1 for part in parts)
+
+    def tile(self, place: Place) -> Tensor:
+        """[cells, t * w, m], with the cells of one sample if all samples have the same bias."""
+        inputs, cells = self.inputs, self.cells
+        rows, width = place.rows.stop - place.rows.start, inputs.row.shape[-1]
+        if not inputs.has_position_bias:
+            bias = inputs.row.new_zeros(1, rows, width, cells.num_keys)
+        elif self.table is None:
+            x, y, gamma_x, gamma_y = self._positions(place)
+            keys = y.unsqueeze(1), gamma_x, gamma_y.unsqueeze(1)
+            bias = position_term(x, *keys, inputs.position_weights, inputs.has_frequencies, in_place=True)
+            bias = bias.expand(-1, rows, -1, -1).contiguous()
         else:
-            self.table = torch.cat([w_relative, w_distance], dim=1) @ features.T
-        self.key_term = None if w_y is None else w_y @ self.gamma_y.T  # [w, n_k]
+            queries, keys = (cells.take_positions(t, s, place) for t, s in zip(self.lattice, _SIDES, strict=True))
+            numbers = queries - keys.mT  # [c, t, m]
+            terms = self.table.index_select(1, numbers.flatten()).view(-1, *numbers.shape).permute(1, 2, 0, 3)
+            bias = terms.new_empty(terms.shape)  # [c, t, w, m]
+            if self.key_term is None:
+                bias.copy_(terms)
+            else:
+                torch.add(terms, cells.take_positions(self.key_term, "keys", place).mT.unsqueeze(1), out=bias)
+        bias = bias.flatten(1, 2)
+        count = (place.blocks.stop - place.blocks.start) * self._num_samples(place)
+        if len(bias) < count:  # samples that share positions, but not which pairs count
+            bias = bias.repeat(count // len(bias), 1, 1)
+        if inputs.block_pairs is not None and inputs.w_mid is None:
+            bias.unflatten(1, (rows, width)).masked_fill_(~self.pairs(place).unsqueeze(2), HIDDEN)
+        return bias
 
-    def tile(self, rows: slice) -> Tensor:
-        if self.displacements is None:
-            where = (self.x[rows], self.y, self.gamma_x[rows], self.gamma_y)
-            term = position_term(*where, self.weights, self.has_frequencies, in_place=True)
-            return term.expand(rows.stop - rows.start, -1, -1)
-        numbers = self.displacements.numbers(rows)  # [t, n_k]
-        bias = self.table.index_select(1, numbers.flatten()).view(-1, *numbers.shape).transpose(0, 1)  # [t, w, n_k]
-        out = torch.empty_like(bias, memory_format=torch.contiguous_format)
-        return out.copy_(bias) if self.key_term is None else torch.add(bias, self.key_term, out=out)
+    def pairs(self, place: Place) -> Tensor:
+        """Which pairs of the blocks count: [cells, t, m], with as many cells as :meth:`tile`."""
+        pairs = self.inputs.block_pairs
+        pairs = pairs[slice(0, 1) if len(pairs) == 1 else place.samples, place.blocks, place.rows]
+        return pairs.expand(self._num_samples(place), -1, -1, -1).flatten(0, 1)
 
-    def backward(self, rows: slice, grad: Tensor, grads: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Adds the tile's part to every gradient in ``grads``, given dL/dP [t, w, n_k]. Always in the bilinear form.
+    def _num_samples(self, place: Place) -> int:
+        return 1 if self.is_shared else place.samples.stop - place.samples.start
 
-        ``grads`` go by the names of :class:`PairInputs`, and hold positions and features or none of them. Products
-        with dL/dP are taken in ``dtype``.
-        """
-        w_y, w_relative, w_distance = self.weights
+    def backward(self, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
+        """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, t * w, m]."""
+        inputs, where = self.inputs, self._positions(place)
         needs_positions = "key_positions" in grads
-        factors = key_factors(self.weights, self.gamma_x[rows], self.has_frequencies)
-        if factors is not None:
-            grad_factors = (grad.to(dtype) @ self.gamma_y.to(dtype)).to(grad.dtype)  # [t, w, F]
+        grad = grad.unflatten(1, (place.rows.stop - place.rows.start, -1))
+        found = bias_gradients(grad, *where, inputs.position_weights, inputs.has_frequencies, needs_positions)
+        for name, value in found.items():
+            if name in POSITIONS:
+                side = "queries" if name.startswith("query") else "keys"
+                self.cells.add_positions(grads[name], side, place, value.to(grads[name].dtype))
+            else:
+                grads[name] += value
+
+    def _positions(self, place: Place) -> list[Tensor]:
+        """x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
+        parts = [
+            self.cells.take_positions(getattr(self.inputs, name), side, place)
+            for name, side in zip(POSITIONS, (*_SIDES, *_SIDES), strict=True)
+        ]
+        count = max(map(len, parts))
+        return [part.expand(count, -1, -1) for part in parts]
+
+
+_SIDES = ("queries", "keys")
+
+
+def bias_gradients(
+    grad: Tensor,  # dL/dP [c, t, w, m]
+    x: Tensor,  # [c, t, s]
+    y: Tensor,  # [c, m, s]
+    gamma_x: Tensor,  # [c, t, F]
+    gamma_y: Tensor,  # [c, m, F]
+    weights: PositionWeights,
+    has_frequencies: bool,
+    needs_positions: bool,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """The gradients of W_y, W_rel and w_d, summed over all cells, and on request of positions and features.
+
+    They go by the names of :class:`PairInputs`; those of positions and features have a row for each of the cells. The
+    product of dL/dP with gamma(y) may be taken in another ``dtype``.
+    """
+    w_y, w_relative, w_distance = weights
+    found, flat = {}, grad.flatten(1, 2)  # [c, t w, m]
+    if needs_positions:
+        found = dict(zip(POSITIONS, map(torch.zeros_like, (x, y, gamma_x, gamma_y)), strict=True))
+    factors = key_factors(weights, gamma_x, has_frequencies)  # [c, t, w, F], [w, F] or None
+    if factors is not None:
+        dtype = grad.dtype if dtype is None else dtype
+        grad_factors = (
+            (flat.to(dtype) @ gamma_y.to(dtype)).to(grad.dtype).unflatten(1, grad.shape[1:3])
+        )  # [c, t, w, F]
+        if needs_positions:
+            found["key_features"] = flat.mT @ factors.to(grad.dtype).expand_as(grad_factors).flatten(1, 2)
+        if w_y is not None:
+            found["w_y"] = grad_factors.sum((0, 1))
+        if w_relative is not None and has_frequencies:
+            # Through rotate: C = [W_c s - W_s c ; W_s s + W_c c]. Not einsum: it would make a batch of L matrix-vector
+            # products of these.
+            sine, cosine = gamma_x.unsqueeze(2).chunk(2, dim=-1)  # [c, t, 1, L]
+            top, bottom = grad_factors.chunk(2, dim=-1)  # [c, t, w, L]
+            parts = (bottom * sine).addcmul_(top, cosine, value=-1), (top * sine).addcmul_(bottom, cosine)
+            found["w_relative"] = torch.cat([part.sum((0, 1)) for part in parts], dim=-1)
             if needs_positions:
-                grads["key_features"] += torch.einsum("tkj,tkf->jf", grad, factors.expand_as(grad_factors))
-            if w_y is not None:
-                grads["w_y"] += grad_factors.sum(0)
-            if w_relative is not None and self.has_frequencies:
-                self._rotation_backward(rows, grad_factors, grads)
-        is_raw = w_relative is not None and not self.has_frequencies
-        differences = self.x[rows, None] - self.y if is_raw or w_distance is not None else None  # [t, n_k, s]
-        if is_raw:
-            grads["w_relative"] += (grad @ differences.to(grad.dtype)).sum(0)
-            if needs_positions:
-                grads["query_positions"][rows] += grad.sum(2) @ w_relative
-                grads["key_positions"] -= grad.sum(0).T @ w_relative
-        if w_distance is not None:
-            lengths = length(differences).to(grad.dtype)  # [t, n_k]
-            grads["w_distance"] += torch.einsum("tkj,tj->k", grad, lengths).unsqueeze(-1)
-            if needs_positions:
-                pull = torch.einsum("tkj,k->tj", grad, w_distance[:, 0])
-                pull = torch.where(lengths > 0, pull / lengths, 0)  # the gradient of |v| at v = 0 is 0
-                pull = pull.unsqueeze(-1) * differences  # [t, n_k, s]
-                grads["query_positions"][rows] += pull.sum(1)
-                grads["key_positions"] -= pull.sum(0)
-
-    def _rotation_backward(self, rows: slice, grad_factors: Tensor, grads: dict[str, Tensor]) -> None:
-        """Through :func:`rotate`: C = [W_c s - W_s c ; W_s s + W_c c]."""
-        sine, cosine = self.gamma_x[rows].chunk(2, dim=-1)  # [t, L]
-        w_sine, w_cosine = self.weights.relative.chunk(2, dim=-1)  # [w, L]
-        top, bottom = grad_factors.chunk(2, dim=-1)  # [t, w, L]
-
-        # Not einsum: it would make a batch of L matrix-vector products of these.
-        def over_queries(grad, factor):
-            return (grad * factor.unsqueeze(1)).sum(0)
-
-        def over_hidden(grad, factor):
-            return (grad * factor).sum(1)
-
-        grad_w_sine = over_queries(bottom, sine) - over_queries(top, cosine)
-        grad_w_cosine = over_queries(top, sine) + over_queries(bottom, cosine)
-        grads["w_relative"] += torch.cat([grad_w_sine, grad_w_cosine], dim=-1)
-        if "query_features" in grads:
-            grad_sine = over_hidden(top, w_cosine) + over_hidden(bottom, w_sine)
-            grad_cosine = over_hidden(bottom, w_cosine) - over_hidden(top, w_sine)
-            grads["query_features"][rows] += torch.cat([grad_sine, grad_cosine], dim=-1)
-
-
-def gradients_of_set(grads: dict[str, Tensor], index: int) -> dict[str, Tensor]:
-    """The accumulators that :meth:`PositionBias.backward` of a set of positions adds to."""
-    return grads | {name: of_set(grads[name], index) for name in POSITIONS if name in grads}
+                w_sine, w_cosine = w_relative.chunk(2, dim=-1)  # [w, L]
+                parts = (top * w_cosine).addcmul_(bottom, w_sine), (bottom * w_cosine).addcmul_(top, w_sine, value=-1)
+                found["query_features"] = torch.cat([part.sum(2) for part in parts], dim=-1)
+    is_raw = w_relative is not None and not has_frequencies
+    differences = x.unsqueeze(2) - y.unsqueeze(1) if is_raw or w_distance is not None else None  # [c, t, m, s]
+    if is_raw:
+        found["w_relative"] = (grad @ differences.to(grad.dtype)).sum((0, 1))
+        if needs_positions:
+            found["query_positions"] += grad.sum(3) @ w_relative
+            found["key_positions"] -= grad.sum(1).mT @ w_relative
+    if w_distance is not None:
+        lengths = length(differences).to(grad.dtype)  # [c, t, m]
+        found["w_distance"] = (grad @ lengths.unsqueeze(-1)).sum((0, 1))
+        if needs_positions:
+            pull = torch.einsum("ctkj,k->ctj", grad, w_distance[:, 0])
+            pull = torch.where(lengths > 0, pull / lengths, 0)  # the gradient of |v| at v = 0 is 0
+            pull = pull.unsqueeze(-1) * differences  # [c, t, m, s]
+            found["query_positions"] += pull.sum(2)
+            found["key_positions"] -= pull.sum(1)
+    return found

@@ -22,6 +22,7 @@ def reference_transform(
     weights: KernelWeights,
     measure: Tensor | None,  # [B, n_k]
     is_causal: bool,
+    listed: Tensor | None = None,  # [B or 1, n_q, n_k], the pairs that count
 ) -> Tensor:
     """sum_j omega_j K_ij u_j with K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper; [B, n_q, H, d_h]."""
     with torch.autocast(queries.device.type, enabled=False):
@@ -30,6 +31,7 @@ def reference_transform(
         values = (matrices @ u_y.unsqueeze(-1)).squeeze(-1)  # K_ij u_j [B, n_q, n_k, H, d_h]
         measure = uniform_measure(keys) if measure is None else measure
         omega = pair_measure(measure.to(matrices.dtype), queries.shape[1], is_causal)  # [B, n_q, n_k]
+        omega = omega if listed is None else omega * listed
         return (omega[..., None, None] * values).sum(2).to(queries.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of the sum over pairs, forward and backward, one tile of (head, sample, query, key) at a time."""
+"""Evaluation of the sum over pairs, forward and backward, one tile of (head, cell, query, key) at a time."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ..positions import find_displacements
-from .pair_inputs import HEAD_MAJOR, POSITIONS, PairInputs, slices
-from .position_bias import PositionBias, gradients_of_set
+from .cells import Cells, Place
+from .pair_inputs import HEAD_MAJOR, PairInputs, slices
+from .position_bias import HIDDEN, PositionBias
 
 # Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
@@ -29,77 +29,80 @@ _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 class PairTiles:
     """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample.
 
-    In the comments, a tile has t queries (``rows``) and m keys (``columns``) of g groups: heads times samples.
+    In the comments, a tile has t queries (``place.rows``) and m keys (``columns``) of g groups: heads times cells.
     """
 
     def __init__(self, inputs: PairInputs):
-        self.inputs = inputs
+        self.inputs, self.cells = inputs, Cells(inputs)
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
         self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
         self.measure = inputs.omega[:, :, None]  # [B, n_k, 1]
         self.values = self.keys * self.measure  # omega_j u_j
-        self.w_key, self.w_product, self.w2 = inputs.w_key, inputs.w_product, inputs.w2
-        self.w_mid, self.b_mid = inputs.w_mid, inputs.b_mid
-        self.num_heads, self.batch, self.num_queries, self.head_dim = self.queries.shape
-        self.num_keys, self.width = self.keys.shape[2], self.row.shape[3]
+        self.num_heads, self.batch, _, self.head_dim = self.queries.shape
+        self.width = self.row.shape[3]
         # Query i of a causal sum sees the keys j <= i + offset.
-        self.offset = self.num_keys - self.num_queries if inputs.is_causal else None
-        # The content columns of the first GEMM, and one column for q_i[k] against a row of ones.
-        self.has_content = self.w_key is not None or self.w_product is not None
-        ones = self.keys.new_ones(*self.keys.shape[:3], 1)
-        self.augmented_keys = torch.cat([self.keys, ones], dim=-1) if self.has_content else ones  # [H, B, n_k, d_h+1]
+        self.offset = self.cells.num_keys - self.cells.num_queries if inputs.is_causal else None
+        self.has_content = inputs.w_key is not None or inputs.w_product is not None
+        has_bias = inputs.has_position_bias or inputs.block_pairs is not None
+        self.bias = PositionBias(inputs, self.cells) if has_bias else None
         self._buffers: dict[str, Tensor] = {}
 
     def forward(self) -> Tensor:
         """[B, n_q, H, d_h]."""
-        out = torch.empty_like(self.queries)
-        for bias, samples in self._position_sets():
-            for rows in self._query_tiles():
-                tile_bias = bias.tile(rows).flatten(0, 1) if bias is not None else None  # [t * w, n_k]
-                for heads, batch in self._groups(samples, rows):
-                    virtual, keys, values = self._operands(heads, batch, rows)
-                    moments = self._buffer("moments", *virtual.shape[:2], self.head_dim)  # A_i[k, c]: [g, t * w, d_h]
-                    for chunk, columns, pre, _ in self._pre_activations(virtual, keys, tile_bias, rows):
-                        _accumulate(moments[chunk], _gelu_(pre), values[chunk, columns], columns)
-                    contracted = self._by_head(moments, heads) @ self.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
-                    out[heads, batch, rows] = contracted.unflatten(1, (-1, rows.stop - rows.start))
+        out = torch.zeros_like(self.queries)
+        for place in self._places():
+            bias = None if self.bias is None else self.bias.tile(place)  # [cells, t * w, m]
+            for heads, part in self._groups(place):
+                virtual, row, keys, values = self._operands(heads, part)
+                moments = self._buffer("moments", *row.shape[:3], self.head_dim)  # A_i[k, c]: [h, c, t * w, d_h]
+                own_bias = self._of(bias, place, part)
+                for chunk, columns, pre, _ in self._pre_activations(virtual, row, keys, own_bias, part):
+                    _accumulate(moments[chunk], _gelu_(pre), values[chunk][:, :, columns], columns)
+                contracted = self._by_head(moments) @ self.inputs.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
+                if self.inputs.b2 is not None:
+                    contracted += self._means(values, part) @ self.inputs.b2[heads]
+                contracted = contracted.unflatten(1, (row.shape[1], -1))  # [h, c, t, d_h]
+                self.cells.add(out, "queries", heads, part, contracted)
         return out.permute(1, 2, 0, 3)
 
-    # Iteration: positions -> query tiles -> groups of (head, sample) -> chunks of a group and key tiles
+    # Iteration: places -> groups of heads and cells -> chunks of a group and key tiles
 
-    def _position_sets(self, per_sample: bool = False) -> Iterator[tuple[PositionBias | None, slice]]:
-        """(bias, samples it holds for): one set if the batch shares its positions, otherwise one per sample.
+    def _places(self) -> Iterator[Place]:
+        """The parts that share a position bias: all samples, unless each has its own."""
+        cells, batch = self.cells, slice(0, self.batch)
+        per_query = self.width * min(cells.num_keys, _TILE_KEYS)
+        size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * cells.num_keys))
+        per_cell = min(max(size, 1), cells.num_queries) * self.width * cells.num_keys
+        in_blocks = max(1, min(cells.num_blocks, _TILE_ELEMENTS // (2 * per_cell)))
+        samples = [batch]
+        if self.bias is not None and not self.bias.is_shared:
+            samples = slices(0, self.batch, _BIAS_ELEMENTS // (per_cell * in_blocks))
+        blocks = slices(0, cells.num_blocks, in_blocks)
+        rows = slices(0, cells.num_queries, size)
+        return itertools.starmap(Place, itertools.product(samples, blocks, list(rows)))
 
-        Positions given per sample but equal are shared, unless each sample wants its own gradient (``per_sample``).
-        """
-        inputs = self.inputs
-        if not inputs.has_position_bias:
-            yield None, slice(0, self.batch)
-            return
-        positions = inputs.query_positions, inputs.key_positions
-        shared = all(len(t) == 1 or (not per_sample and bool((t == t[:1]).all())) for t in positions)
-        for index in range(1 if shared else self.batch):
-            x, y, *features = inputs.position_set(index)
-            displacements = None
-            if inputs.displacement_index is not None:
-                displacements = inputs.known_displacements(index)
-            elif inputs.w_relative is not None or inputs.w_distance is not None:
-                displacements = find_displacements(x, y, inputs.frequencies, self.keys.dtype)
-            bias = PositionBias(x, y, *features, inputs.position_weights, inputs.has_frequencies, displacements)
-            yield bias, slice(0, self.batch) if shared else slice(index, index + 1)
-
-    def _query_tiles(self) -> Iterator[slice]:
-        per_query = self.width * min(self.num_keys, _TILE_KEYS)
-        size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * self.num_keys))
-        return slices(0, self.num_queries, size)
-
-    def _groups(self, samples: slice, rows: slice) -> Iterator[tuple[slice, slice]]:
-        """Slices of heads and of samples whose moments meet W2 together."""
-        limit = max(1, _MOMENT_ELEMENTS // ((rows.stop - rows.start) * self.width * self.head_dim))
-        in_batch = min(limit, samples.stop - samples.start)
+    def _groups(self, place: Place) -> Iterator[tuple[slice, Place]]:
+        """Heads and samples whose moments meet W2 together."""
+        blocks, queries = place.blocks.stop - place.blocks.start, place.rows.stop - place.rows.start
+        limit = max(1, _MOMENT_ELEMENTS // (blocks * queries * self.width * self.head_dim))
+        in_batch = min(limit, place.samples.stop - place.samples.start)
         in_heads = min(limit // in_batch, self.num_heads)
-        return itertools.product(slices(0, self.num_heads, in_heads), slices(samples.start, samples.stop, in_batch))
+        samples = slices(place.samples.start, place.samples.stop, in_batch)
+        for heads, part in itertools.product(slices(0, self.num_heads, in_heads), list(samples)):
+            yield heads, place._replace(samples=part)
+
+    def _end(self, part: Place) -> int:
+        """One past the last key that a query of the part sees."""
+        return self.cells.num_keys if self.offset is None else part.rows.stop + self.offset
+
+    def _of(self, bias: Tensor | None, place: Place, part: Place) -> Tensor | None:
+        """What belongs to the samples of a part in the bias of a place."""
+        blocks = place.blocks.stop - place.blocks.start
+        if bias is None or len(bias) == blocks:  # shared by all samples
+            return bias
+        first = (part.samples.start - place.samples.start) * blocks
+        return bias[first : first + (part.samples.stop - part.samples.start) * blocks]
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
@@ -110,55 +113,74 @@ class PairTiles:
 
     # The pieces of a tile
 
-    def _operands(self, heads: slice, batch: slice, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """[Q_i[k]; q_i[k]] [g, t * w, d_h + 1], [u_j; 1] [g, n_k, d_h + 1] and omega_j u_j [g, n_k, d_h].
-
-        Without content groups, the first two are q_i[k] and 1 only.
-        """
-        keys, values = self.augmented_keys[heads, batch].flatten(0, 1), self.values[heads, batch].flatten(0, 1)
-        row = self.row[heads, batch, rows].unsqueeze(-1)  # [., ., t, w, 1]
-        if not self.has_content:
-            return row.reshape(len(keys), -1, 1), keys, values
-        virtual = self._buffer("virtual", *row.shape[:-1], self.head_dim + 1)
-        content, last = virtual.split([self.head_dim, 1], dim=-1)
-        if self.w_product is None:
-            content.copy_(self.w_key.expand_as(content))
-        else:
-            queries = self.queries[heads, batch, rows].unsqueeze(-2)
-            constant = self.w_product.new_zeros(()) if self.w_key is None else self.w_key
-            torch.addcmul(constant, self.w_product, queries, out=content)
-        last.copy_(row)
-        return virtual.view(len(keys), -1, self.head_dim + 1), keys, values
+    def _operands(self, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, t * w, 1], u_j and omega_j u_j [h, c, n_k, d_h]."""
+        inputs, cells = self.inputs, self.cells
+        keys, values = (cells.take(tensor, "keys", heads, part) for tensor in (self.keys, self.values))
+        row = cells.take(self.row, "queries", heads, part)  # [h, c, t, w]
+        virtual = None
+        if self.has_content:
+            virtual = self._buffer("virtual", *row.shape, self.head_dim)
+            if inputs.w_product is None:
+                virtual.copy_(inputs.w_key.expand_as(virtual))
+            else:
+                queries = cells.take(self.queries, "queries", heads, part).unsqueeze(3)
+                constant = inputs.w_product.new_zeros(()) if inputs.w_key is None else inputs.w_key
+                torch.addcmul(constant, inputs.w_product, queries, out=virtual)
+            virtual = virtual.flatten(2, 3)
+        return virtual, row.flatten(2, 3).unsqueeze(-1), keys, values
 
     def _pre_activations(
-        self, virtual: Tensor, keys: Tensor, tile_bias: Tensor | None, rows: slice
+        self, virtual: Tensor | None, row: Tensor, keys: Tensor, bias: Tensor | None, part: Place
     ) -> Iterator[tuple]:
         """(chunk of the group, key tile, pre-activations of the last hidden layer, of the first one if there are two).
 
-        Each tile of pre-activations, [g, t * w, m], is one batched product.
+        Each tile of pre-activations, [h, c, t * w, m], is one batched product.
         """
-        size = _TILE_ELEMENTS // (virtual.shape[1] * min(self.num_keys, _TILE_KEYS))
-        end = self.num_keys if self.offset is None else rows.stop + self.offset
-        for chunk, columns in itertools.product(slices(0, len(virtual), size), slices(0, end, _TILE_KEYS)):
-            left, right, early = virtual[chunk], keys[chunk, columns].mT, None
-            pre = self._buffer("pre", *left.shape[:2], right.shape[2])
-            if tile_bias is None:
-                torch.bmm(left, right, out=pre)
+        (num_heads, num_cells, size), num_keys = row.shape[:3], self.cells.num_keys
+        shared = num_cells if bias is None else len(bias)  # cells that come with a bias of their own
+        limit = max(1, _TILE_ELEMENTS // (size * min(num_keys, _TILE_KEYS)))
+        in_cells = (
+            num_cells if limit >= num_cells else limit if shared == num_cells else max(limit // shared, 1) * shared
+        )
+        in_heads = 1 if in_cells < num_cells else limit // num_cells
+        end = self._end(part)
+        chunks = itertools.product(slices(0, num_heads, in_heads), slices(0, num_cells, in_cells))
+        for chunk, columns in itertools.product(chunks, slices(0, end, _TILE_KEYS)):
+            own_row, early = row[chunk], None
+            pre = self._buffer("pre", *own_row.shape[:3], columns.stop - columns.start)
+            if bias is None:
+                pre.copy_(own_row.expand_as(pre))
             else:
-                torch.baddbmm(tile_bias[:, columns], left, right, out=pre)
-            if self.w_mid is not None:  # W_mid h + b_mid
-                early, mixed = pre, self.w_mid @ gelu(pre).unflatten(1, (-1, self.width))  # [g, t, w, m]
-                pre = mixed.add_(self.b_mid[:, None]).flatten(1, 2)
-            if self.offset is not None and columns.stop - 1 > rows.start + self.offset:
-                query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (rows, columns))
-                hidden = key > query[:, None] + self.offset  # [t, m]
-                # GELU and its derivative are exactly 0 far below zero.
-                pre.unflatten(1, (-1, self.width)).masked_fill_(hidden[:, None], -1e4)
+                own = _of_cells(bias, num_cells, chunk[1])[..., columns]
+                torch.add(own, _by_bias(own_row, own), out=_by_bias(pre, own))
+            if virtual is not None:
+                left, right = virtual[chunk].flatten(0, 1), keys[chunk][:, :, columns].flatten(0, 1)
+                pre.view(-1, *pre.shape[2:]).baddbmm_(left, right.mT)
+            if self.inputs.w_mid is not None:  # W_mid h + b_mid
+                early, mixed = pre, self.inputs.w_mid @ gelu(pre).unflatten(2, (-1, self.width))  # [h, c, t, w, m]
+                pre = mixed.add_(self.inputs.b_mid[:, None]).flatten(2, 3)
+            self._hide(pre, num_cells, part, chunk[1], columns)
             yield chunk, columns, pre, early
 
-    def _by_head(self, moments: Tensor, heads: slice) -> Tensor:
-        """[g, t * w, d_h] -> [heads, samples * t, w * d_h], the layout that meets W2."""
-        return moments.reshape(heads.stop - heads.start, -1, self.width * self.head_dim)
+    def _hide(self, pre: Tensor, num_cells: int, part: Place, cells: slice, columns: slice) -> None:
+        """Takes out pairs that do not count, where the bias has not done it."""
+        by_query = pre.unflatten(2, (-1, self.width))  # [h, c, t, w, m]
+        if self.offset is not None and columns.stop - 1 > part.rows.start + self.offset:
+            query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (part.rows, columns))
+            by_query.masked_fill_((key > query[:, None] + self.offset)[:, None], HIDDEN)
+        if self.inputs.block_pairs is not None and self.inputs.w_mid is not None:
+            pairs = _of_cells(self.bias.pairs(part), num_cells, cells)
+            _by_bias(by_query, pairs).masked_fill_(~pairs[:, :, None, columns], HIDDEN)
+
+    def _means(self, values: Tensor, part: Place) -> Tensor:
+        """sum_j omega_j u_j over the keys of each query: [h, c * t, d_h]."""
+        pairs = self.bias.pairs(part).to(values.dtype)
+        return (pairs @ _by_bias(values, pairs)).flatten(1, 3)
+
+    def _by_head(self, moments: Tensor) -> Tensor:
+        """[h, c, t * w, d_h] -> [h, c * t, w * d_h], the layout that meets W2."""
+        return moments.reshape(len(moments), -1, self.width * self.head_dim)
 
     # Backward
 
@@ -168,75 +190,104 @@ class PairTiles:
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         for name in (*HEAD_MAJOR, "values"):
             grads[name] = self.keys.new_zeros(getattr(self, name).shape)
-        for index, (bias, samples) in enumerate(self._position_sets(per_sample=POSITIONS[0] in names)):
-            of_this_set = gradients_of_set(grads, index)
-            for rows in self._query_tiles():
-                tile_bias = grad_bias = None
-                if bias is not None:
-                    tile_bias = bias.tile(rows).flatten(0, 1)
-                    grad_bias = torch.zeros_like(tile_bias)
-                for heads, batch in self._groups(samples, rows):
-                    where = (heads, batch, rows)
-                    self._tile_backward(where, upstream[where], tile_bias, grad_bias, grads)
-                if bias is not None:
-                    bias.backward(rows, grad_bias.unflatten(0, (-1, self.width)), of_this_set, self.keys.dtype)
+        for place in self._places():
+            bias = grad_bias = None
+            if self.bias is not None:
+                bias = self.bias.tile(place)
+                grad_bias = torch.zeros_like(bias)
+            for heads, part in self._groups(place):
+                of_part = (self._of(tensor, place, part) for tensor in (bias, grad_bias))
+                self._group_backward(heads, part, self.cells.take(upstream, "queries", heads, part), *of_part, grads)
+            if self.inputs.has_position_bias:
+                self.bias.backward(place, grad_bias, grads)
         grad_values = grads.pop("values")
         grads["measure"] = (grad_values * self.keys).sum((0, 3))
         grads["keys"] += grad_values * self.measure
         return grads | {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
 
-    def _tile_backward(self, where, upstream: Tensor, tile_bias, grad_bias, grads: dict[str, Tensor]) -> None:
-        heads, batch, rows = where
-        virtual, keys, values = self._operands(*where)
-        upstream = upstream.flatten(1, 2)  # [heads, samples * t, d_h]
-        grad_moments = self._buffer("grad_moments", *upstream.shape[:2], self.w2.shape[1])
-        torch.bmm(upstream, self.w2[heads].mT, out=grad_moments)
-        grad_moments = grad_moments.view(len(keys), -1, self.head_dim)  # dA [g, t * w, d_h]
+    def _group_backward(self, heads: slice, part: Place, upstream: Tensor, bias, grad_bias, grads) -> None:
+        virtual, row, keys, values = self._operands(heads, part)
+        by_head = upstream.flatten(1, 2)  # [h, c * t, d_h]
+        grad_moments = self._buffer("grad_moments", *by_head.shape[:2], self.inputs.w2.shape[1])
+        torch.bmm(by_head, self.inputs.w2[heads].mT, out=grad_moments)
+        grad_moments = grad_moments.view(*row.shape[:3], self.head_dim)  # dA [h, c, t * w, d_h]
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
-        grad_row = self._buffer("grad_row", *virtual.shape[:2])  # dq [g, t * w]
+        grad_row = self._buffer("grad_row", *row.shape[:3])  # dq
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
-        grad_keys, grad_values = (grads[name][heads, batch].flatten(0, 1) for name in ("keys", "values"))
-        for chunk, columns, pre, early in self._pre_activations(virtual, keys, tile_bias, rows):
-            value = values[chunk, columns]
-            # dL/dh, then dL/dpre in place: [g, t * w, m]
-            grad = torch.bmm(grad_moments[chunk], value.mT, out=self._buffer("grad", *pre.shape))
+        grad_keys, grad_values = (self._buffer(name, *keys.shape) for name in ("grad_keys", "grad_values"))
+        for total in (grad_keys, grad_values):
+            total[:, :, self._end(part) :] = 0
+        for chunk, columns, pre, early in self._pre_activations(virtual, row, keys, bias, part):
+            value, outer = values[chunk][:, :, columns], grad_moments[chunk]
+            grad = self._buffer("grad", *pre.shape)  # dL/dh, then dL/dpre in place: [h, c, t * w, m]
+            torch.bmm(outer.flatten(0, 1), value.flatten(0, 1).mT, out=grad.view(-1, *grad.shape[2:]))
             hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
             _accumulate(moments[chunk], hidden, value, columns)
-            grad_values[chunk, columns] += hidden.mT @ grad_moments[chunk]
+            _store(grad_values[chunk][:, :, columns], hidden.mT, outer)
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
             if early is not None:
                 grad = self._mix_backward(grad, early, grads)
             grad_row[chunk] = grad.sum(-1) if columns.start == 0 else grad_row[chunk] + grad.sum(-1)
-            if self.has_content:
-                _accumulate(grad_virtual[chunk], grad, keys[chunk, columns, :-1], columns)
-                grad_keys[chunk, columns] += grad.mT @ virtual[chunk, :, :-1]
+            if virtual is not None:
+                _accumulate(grad_virtual[chunk], grad, keys[chunk][:, :, columns], columns)
+                _store(grad_keys[chunk][:, :, columns], grad.mT, virtual[chunk])
             if grad_bias is not None:
-                grad_bias[:, columns] += grad.sum(0) if len(grad) > 1 else grad[0]
-        grads["w2"][heads].baddbmm_(self._by_head(moments, heads).mT, upstream)
-        grads["row"][where] = grad_row.view_as(grads["row"][where])
-        self._virtual_backward(where, grad_virtual, grads)
+                own = _of_cells(grad_bias, row.shape[1], chunk[1])[..., columns]
+                own += _by_bias(grad, own).sum((0, 1))
+        grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
+        if self.inputs.b2 is not None:
+            grads["b2"][heads].baddbmm_(self._means(values, part).mT, by_head)
+            pairs = self.bias.pairs(part).to(values.dtype)
+            grad_means = (by_head @ self.inputs.b2[heads].mT).view_as(upstream)
+            _by_bias(grad_values, pairs).add_(pairs.mT @ _by_bias(grad_means, pairs))
+        self._scatter(heads, part, grad_row.view(*upstream.shape[:3], -1), grad_virtual, grad_keys, grad_values, grads)
+
+    def _scatter(self, heads, part, grad_row, grad_virtual, grad_keys, grad_values, grads: dict[str, Tensor]) -> None:
+        """Adds what a group has found to the gradients of row, keys, values, queries, W_uy and W_had."""
+        cells, inputs = self.cells, self.inputs
+        cells.add(grads["row"], "queries", heads, part, grad_row)
+        cells.add(grads["values"], "keys", heads, part, grad_values)
+        if not self.has_content:
+            return
+        cells.add(grads["keys"], "keys", heads, part, grad_keys)
+        grad_virtual = grad_virtual.unflatten(2, (-1, self.width))  # [h, c, t, w, d_h]
+        if inputs.w_key is not None:
+            grads["w_key"] += grad_virtual.sum((0, 1, 2))
+        if inputs.w_product is not None:
+            # Not einsum: it would make a batch of d_h matrix-vector products of these.
+            queries, product = (
+                cells.take(self.queries, "queries", heads, part),
+                self._buffer("product", *grad_virtual.shape),
+            )
+            grad_queries = torch.mul(grad_virtual, inputs.w_product, out=product).sum(-2)
+            cells.add(grads["queries"], "queries", heads, part, grad_queries)
+            grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
 
     def _mix_backward(self, grad: Tensor, early: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
-        grad = grad.unflatten(1, (-1, self.width))  # [g, t, w, m]
-        grads["b_mid"] += grad.sum((0, 1, 3))
-        grads["w_mid"] += torch.einsum("gtkj,gtlj->kl", grad, gelu(early).unflatten(1, (-1, self.width)))
-        grad = (self.w_mid.T @ grad).flatten(1, 2)
+        grad = grad.unflatten(2, (-1, self.width))  # [h, c, t, w, m]
+        grads["b_mid"] += grad.sum((0, 1, 2, 4))
+        grads["w_mid"] += torch.einsum("hctkj,hctlj->kl", grad, gelu(early).unflatten(2, (-1, self.width)))
+        grad = (self.inputs.w_mid.T @ grad).flatten(2, 3)
         return _gelu_backward(grad, early, approximate="none", grad_input=grad)
-
-    def _virtual_backward(self, where, grad_virtual: Tensor, grads: dict[str, Tensor]) -> None:
-        """dL/dQ_i[k] to the query features, W_uy and W_had."""
-        queries = self.queries[where]  # [heads, samples, t, d_h]
-        grad_virtual = grad_virtual.view(*queries.shape[:3], self.width, -1)  # [heads, samples, t, w, d_h]
-        if self.w_key is not None:
-            grads["w_key"] += grad_virtual.sum((0, 1, 2))
-        if self.w_product is not None:
-            # Not einsum: it would make a batch of d_h matrix-vector products of these.
-            product = self._buffer("product", *grad_virtual.shape)
-            grads["queries"][where] = torch.mul(grad_virtual, self.w_product, out=product).sum(-2)
-            grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> None:
-    """total += left @ right, where the first key tile overwrites what ``total`` held."""
-    total.baddbmm_(left, right, beta=1 if columns.start > 0 else 0)
+    """total += left @ right, [h, c, ., .] each; the first of several key tiles overwrites what ``total`` held."""
+    beta = 1 if columns.start > 0 else 0
+    total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=beta)
+
+
+def _store(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total = left @ right, [h, c, ., .] each."""
+    total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=0)
+
+
+def _of_cells(bias: Tensor, num_cells: int, cells: slice) -> Tensor:
+    """The bias of some of the cells, or that of all blocks where it holds for every sample."""
+    return bias[cells] if len(bias) == num_cells else bias
+
+
+def _by_bias(tensor: Tensor, bias: Tensor) -> Tensor:
+    """[h, c, ...] as [h, c / b, b, ...]: b cells have a bias of their own, those of one sample or of all."""
+    return tensor.unflatten(1, (-1, len(bias)))

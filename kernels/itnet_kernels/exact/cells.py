@@ -1,0 +1,82 @@
+"""Which queries meet which keys: all of them, or those that share a block."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .pair_inputs import PairInputs
+
+
+class Place(NamedTuple):
+    """A part of the cells: some blocks of some samples, and some of the queries in each."""
+
+    samples: slice
+    blocks: slice
+    rows: slice
+
+
+class Cells:
+    """The pairs of a sum as a grid of cells, [samples, blocks]: in a cell, every query meets every key.
+
+    The sum over all pairs has one block per sample, which is the sample itself; otherwise the blocks list their
+    queries and keys by index. What is taken for the cells of a place is [..., cells, t, f] for queries and
+    [..., cells, m, f] for keys; ``side`` says which of the two.
+    """
+
+    def __init__(self, inputs: PairInputs):
+        self.num_queries, self.num_keys, self.num_blocks = inputs.queries.shape[1], inputs.keys.shape[1], 1
+        self.lists = None
+        if inputs.block_queries is not None:
+            counts = {"queries": self.num_queries, "keys": self.num_keys}
+            self.lists = {"queries": inputs.block_queries, "keys": inputs.block_keys}  # [B or 1, blocks, t or m]
+            samples = torch.arange(inputs.queries.shape[0], device=inputs.queries.device)[:, None, None]
+            self.flat = {side: self.lists[side] + samples * count for side, count in counts.items()}  # [B, ...]
+            self.num_blocks, self.num_queries = inputs.block_queries.shape[1:]
+            self.num_keys = inputs.block_keys.shape[2]
+
+    def take(self, tensor: Tensor, side: str, heads: slice, place: Place) -> Tensor:
+        """The rows of a tensor [H, B, n, f] that belong to a place: [h, cells, t or m, f]."""
+        rows = place.rows if side == "queries" else slice(None)
+        if self.lists is None:
+            return tensor[heads, place.samples, rows]
+        indices = self.flat[side][place.samples, place.blocks, rows]
+        taken = tensor[heads].flatten(1, 2).index_select(1, indices.flatten())
+        return taken.view(len(taken), -1, indices.shape[2], tensor.shape[3])
+
+    def add(self, total: Tensor, side: str, heads: slice, place: Place, values: Tensor) -> None:
+        """Adds values [h, cells, t or m, f] to the rows of ``total`` that :meth:`take` takes."""
+        rows = place.rows if side == "queries" else slice(None)
+        if self.lists is None:
+            total[heads, place.samples, rows] += values
+        else:
+            indices = self.flat[side][place.samples, place.blocks, rows]
+            total[heads].flatten(1, 2).index_add_(1, indices.flatten(), values.flatten(1, 2))
+
+    def take_positions(self, tensor: Tensor, side: str, place: Place) -> Tensor:
+        """The same for a tensor [B or 1, n, f] without heads: [cells, t or m, f], once for samples that share it."""
+        indices = self._position_indices(tensor, side, place)
+        if indices is None:
+            return tensor[_of_samples(tensor, place), place.rows if side == "queries" else slice(None)]
+        taken = tensor.flatten(0, 1).index_select(0, indices.flatten())
+        return taken.view(-1, indices.shape[2], tensor.shape[2])
+
+    def add_positions(self, total: Tensor, side: str, place: Place, values: Tensor) -> None:
+        """Adds values [cells, t or m, f] to the rows of ``total`` that :meth:`take_positions` takes."""
+        indices = self._position_indices(total, side, place)
+        if indices is None:
+            total[_of_samples(total, place), place.rows if side == "queries" else slice(None)] += values
+        else:
+            total.flatten(0, 1).index_add_(0, indices.flatten(), values.flatten(0, 1))
+
+    def _position_indices(self, tensor: Tensor, side: str, place: Place) -> Tensor | None:
+        if self.lists is None:
+            return None
+        rows = place.rows if side == "queries" else slice(None)
+        if len(tensor) > 1:
+            return self.flat[side][place.samples, place.blocks, rows]
+        return self.lists[side][_of_samples(self.lists[side], place), place.blocks, rows]
+
+
+def _of_samples(tensor: Tensor, place: Place) -> slice:
+    return slice(0, 1) if len(tensor) == 1 else place.samples

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Near fields: the neighbourhood of every position as a region, and the measure on it."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from configuration_itnet import ITNetConfig
+from itnet_kernels import Blocks, Coordinates, ball_blocks, listed_blocks, window_blocks
+from itnet_kernels.measure import over_mass
+from itnet_kernels.transforms import may_look_at
+
+
+class Near(NamedTuple):
+    """The neighbourhoods N(i) of all queries. The near field is scale_i sum_{j in N(i)} omega_j K_ij u_j."""
+
+    blocks: list[Blocks]  # each query is in one of them, or in ``everywhere``
+    scale: Tensor  # [B, n_q]
+    everywhere: Tensor | None = None  # indices [k] of the positions whose neighbourhood is the whole domain
+
+
+def find_near(
+    config: ITNetConfig,
+    coordinates: Coordinates,
+    measure: Tensor,
+    layout: tuple[tuple[int, ...], ...] | None,
+    neighbors: Tensor | None,
+) -> Near:
+    """The neighbourhoods of a domain with the given measure [B, n].
+
+    On a ``layout`` of grids they are windows, with a measure that is normalised to 1. Where ``neighbors`` [B, n, m] are
+    given, they are the ends of the edges of a node and the node itself, and everywhere else balls; both times with the
+    measure restricted to them, times what makes it 1 on average, :func:`region_scale`.
+    """
+    if layout is not None:
+        return _windows(config, measure, layout)
+    if neighbors is None:
+        x, real = coordinates.exact, measure > 0
+        blocks = ball_blocks(x, x, config.near_radius, real, real)
+    else:
+        own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(len(neighbors), -1, 1)
+        is_other = neighbors != own  # a loop must not count twice
+        blocks = [listed_blocks(torch.cat([own, neighbors.where(is_other, -1)], dim=2))]
+    return Near(blocks, region_scale(blocks, measure).expand_as(measure))
+
+
+def find_near_keys(config: ITNetConfig, queries: Coordinates, keys: Coordinates, measure: Tensor, scale: Tensor):
+    """The balls of queries that are no keys; ``scale`` [B, 1] is that of the keys' domain, whatever the queries."""
+    blocks = ball_blocks(queries.exact, keys.exact, config.near_radius, None, measure > 0)
+    return Near(blocks, scale.expand(-1, queries.positions.shape[-2]))
+
+
+def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
+    """1 over the mean measure of a neighbourhood, 1 / sum_i omega_i mu(N(i)): [B, 1].
+
+    It converges as a mesh is refined, is 1 where every neighbourhood holds everything, and is a property of the
+    sample: neither padding nor which queries are asked for change it.
+    """
+    mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)  # mu(N(i)) [B, n]
+    total, mean = measure.sum(1, keepdim=True), (measure * mass).sum(1, keepdim=True)
+    return over_mass(total, mean)
+
+
+def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...], ...]) -> Near:
+    """Windows of the grids, which lie one after the other. A position without a grid, (), is near to all others."""
+    sizes = [math.prod(shape) for shape in layout]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    device = measure.device
+    everywhere = torch.tensor([s for s, shape in zip(starts, layout, strict=True) if not shape], device=device)
+    blocks = []
+    for start, shape in zip(starts, layout, strict=True):
+        if shape:
+            reach = window_reach(config.near_size, len(shape), config.is_causal)
+            windows = window_blocks(shape, reach, first=start, is_causal=config.is_causal, beside=everywhere)
+            blocks.append(_by_rank(windows, measure, start, math.prod(shape)) if len(shape) == 1 else windows)
+    mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
+    mass = mass.index_add(1, everywhere, measure.sum(1, keepdim=True).expand(-1, len(everywhere)))
+    return Near(blocks, over_mass(torch.ones_like(mass), mass), everywhere)
+
+
+def window_reach(near_size: int, dimension: int, is_causal: bool) -> int:
+    """How many positions a window of ``near_size`` reaches to each side along an axis, or to the past."""
+    return near_size - 1 if is_causal else (round(near_size ** (1 / dimension)) - 1) // 2
+
+
+def _by_rank(blocks: Blocks, measure: Tensor, start: int, count: int) -> Blocks:
+    """Windows count real positions. Where padding stands between these, blocks name them by their place among them."""
+    real = measure[:, start : start + count] > 0
+    if may_look_at(real):
+        gaps = real[:, 1:] != real[:, :-1]  # a run of real positions has at most a beginning and an end
+        has_holes = (gaps.sum(1) + real[:, 0] + real[:, -1]) > 2
+        if not bool(has_holes.any()):
+            return blocks
+    elif real.shape[1] == 1:
+        return blocks
+    order = real.int().argsort(dim=1, descending=True, stable=True) + start  # the real ones first, in their order
+    inside = [(part >= start) & (part < start + count) for part in (blocks.queries, blocks.keys)]
+    named = [
+        torch.where(is_in, order[:, (part[0] - start).clamp(0, count - 1)], part)
+        for part, is_in in zip((blocks.queries, blocks.keys), inside, strict=True)
+    ]
+    return Blocks(*named, blocks.pairs)
