@@ -8,7 +8,8 @@ from transformers import initialization as init
 from configuration_itnet import ITNetConfig
 from itnet_kernels.measure import uniform_measure
 
-from ..domain import Domain, Signal, input_dtype
+from ..checks import input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 #: The [CLS] position sits in the middle of the image.

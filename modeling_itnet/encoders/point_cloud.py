@@ -8,7 +8,8 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 
-from ..domain import Domain, Signal, check_mask, input_dtype
+from ..checks import check_mask, input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 _INFINITY_BITS = 0x7F800000  # of a float32

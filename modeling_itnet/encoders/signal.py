@@ -8,7 +8,8 @@ from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..domain import Domain, Signal, check_mask, input_dtype
+from ..checks import check_mask, input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 

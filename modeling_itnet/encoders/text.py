@@ -10,7 +10,8 @@ from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..domain import Domain, Signal, check_ids, check_mask
+from ..checks import check_ids, check_mask
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 logger = logging.get_logger(__name__)

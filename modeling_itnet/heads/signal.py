@@ -9,13 +9,13 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Coordinates, integral_transform
 
-from ..domain import Domain, check_mask
+from ..checks import check_mask
+from ..domain import Domain
 from ..encoders.signal import signal_measure
 from ..layers import ITNetFeedForward
-from ..modeling_itnet import main_input_first
+from ..modeling_itnet import INPUTS, ITNetHead, main_input_first
 from ..operator import ITNetKernel
 from ..outputs import SignalRegressionOutput
-from .common import ITNetHead
 from .interpolation import shepard_interpolation
 
 
@@ -93,7 +93,7 @@ class ITNetForSignalRegression(ITNetHead):
 
     @main_input_first
     @can_return_tuple
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         signal_values: Tensor | None = None,
@@ -106,23 +106,6 @@ class ITNetForSignalRegression(ITNetHead):
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SignalRegressionOutput:
-        r"""
-        signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
-            Values of the input function.
-        positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
-            Where they were taken. Without the first axis the batch shares them.
-        query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, position_dim)`, *optional*):
-            Where the output function is wanted, with or without the first axis. Default: at `positions`; a causal
-            model has no other choice, as it sees the past by the order of `positions`.
-        measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
-            Quadrature weights of the positions; normalised to sum to 1. Uniform if not given.
-        query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
-            1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however
-            many positions it has.
-        labels (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`, *optional*):
-            Values of the output function at the query positions. The loss is the error that `config.signal_loss`
-            names.
-        """
         outputs = self.itnet(
             signal_values=signal_values,
             inputs_embeds=inputs_embeds,
@@ -138,7 +121,7 @@ class ITNetForSignalRegression(ITNetHead):
         hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)
-        return self.output(outputs, loss, predictions=predictions)
+        return self.output(outputs, {"predictions": predictions}, loss=loss)
 
     def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
         dim = self.config.position_dim
