@@ -20,12 +20,25 @@ def check_tensor(value: Any, name: str) -> Tensor:
     return value
 
 
+def check_shape(
+    value: Tensor | None, name: str, *shapes: list[int | str], note: str = "", may_be_empty: bool = False
+) -> Tensor:
+    """A tensor of one of the ``shapes``, in which a word is an axis of any length. The ``note`` ends the error."""
+    given = None if value is None else list(check_tensor(value, name).shape)
+    for shape in shapes if given is not None else ():
+        # One by one: sizes may be the symbols of a compiled graph, which `in` cannot compare.
+        if len(given) == len(shape) and all(
+            (isinstance(axis, str) or size == axis) and (may_be_empty or size > 0)
+            for size, axis in zip(given, shape, strict=True)
+        ):
+            return value
+    expected = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
+    raise ValueError(f"`{name}` {given} must be {expected}{note}")
+
+
 def check_mask(mask: Tensor, batch: int, count: int, name: str = "attention_mask") -> Tensor:
     """A padding mask as float32 zeros and ones [B, n]; says what is wrong with one that does not fit."""
-    if list(mask.shape) != [batch, count]:
-        raise ValueError(
-            f"`{name}` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
-        )
+    check_shape(mask, name, [batch, count], note=": 1 for each real position, 0 for padding")
     real = mask != 0
     if may_look_at(mask):
         strange = mask[real & (mask != 1)]

@@ -10,7 +10,7 @@ from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..checks import check_ids, check_mask
+from ..checks import check_ids, check_mask, check_shape
 from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
@@ -50,7 +50,11 @@ class ITNetTextEncoder(nn.Module):
         token_type_ids: Tensor | None = None,  # [B, n]
         position_ids: Tensor | None = None,  # [n] or [B, n], from 0
     ) -> Signal:
-        features = self.embed(input_ids) if inputs_embeds is None else self._check_embeddings(inputs_embeds)
+        features = inputs_embeds
+        if features is None:
+            features = self.embed(input_ids)
+        width = self.position_projection.out_features
+        check_shape(features, "inputs_embeds", ["batch", "tokens", width], may_be_empty=True)
         batch, count = features.shape[:2]
         if count == 0:
             raise ValueError("`input_ids` holds no token; a text needs at least one")
@@ -74,16 +78,9 @@ class ITNetTextEncoder(nn.Module):
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        if input_ids.dim() != 2:
-            raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
+        check_shape(input_ids, "input_ids", ["batch", "tokens"], may_be_empty=True)
         table = self.word_embeddings
         return table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
-
-    def _check_embeddings(self, embeddings: Tensor) -> Tensor:
-        width = self.position_projection.out_features
-        if embeddings.dim() != 3 or embeddings.shape[-1] != width:
-            raise ValueError(f"`inputs_embeds` {list(embeddings.shape)} must be [batch, tokens, {width}]")
-        return embeddings
 
     def positions(self, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""

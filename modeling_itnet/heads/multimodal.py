@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
-from ..checks import check_labels, check_tensor
+from ..checks import check_labels, check_shape, check_tensor
 from ..modeling_itnet import INPUTS
 from ..outputs import ITNetModelOutput
 from .common import ITNetPooledClassifier
@@ -98,12 +98,13 @@ class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClass
 
     def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor, dict]:
         """All pairs of an image and a text, the two of a sample beside each other: [2 B, ...]."""
-        shape = None if pixel_values is None else list(check_tensor(pixel_values, "pixel_values").shape)
-        if shape is None or len(shape) != 5 or shape[1] != self.num_images:
-            raise ValueError(
-                f"`pixel_values` {shape} must be [batch, {self.num_images}, channels, height, width]: "
-                f"{self.num_images} images for each text"
-            )
+        if pixel_values is not None:
+            check_tensor(pixel_values, "pixel_values")
+        expected, note = (
+            ["batch", self.num_images, "channels", "height", "width"],
+            f": {self.num_images} images for each text",
+        )
+        check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
         for name, value in text.items():
             if value is not None and check_tensor(value, name).dim() > 1:
                 text[name] = value.repeat_interleave(self.num_images, dim=0)

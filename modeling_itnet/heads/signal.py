@@ -9,7 +9,7 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Coordinates, integral_transform
 
-from ..checks import check_mask
+from ..checks import check_mask, check_shape
 from ..domain import Domain
 from ..encoders.signal import signal_measure
 from ..layers import ITNetFeedForward
@@ -131,17 +131,11 @@ class ITNetForSignalRegression(ITNetHead):
                 "what an output may see follows from its place among `positions`"
             )
         query_positions = positions if query_positions is None else query_positions
-        shape = list(query_positions.shape)
-        if len(shape) not in (2, 3) or shape[-1] != dim or shape[-2] == 0 or (len(shape) == 3 and shape[0] != batch):
-            raise ValueError(f"`query_positions` {shape} must be [queries, {dim}] or [{batch}, queries, {dim}]")
-        return query_positions
+        return check_shape(query_positions, "query_positions", ["queries", dim], [batch, "queries", dim])
 
     def task_loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
         """Every sample counts alike, however many queries it has."""
-        if labels.shape != predictions.shape:
-            raise ValueError(
-                f"`labels` {list(labels.shape)} must be {list(predictions.shape)}: [batch, queries, `num_labels`]"
-            )
+        check_shape(labels, "labels", list(predictions.shape), note=": [batch, queries, `num_labels`]")
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
         count = predictions.shape[1]
         if query_mask is not None:
