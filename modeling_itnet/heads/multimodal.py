@@ -38,22 +38,19 @@ class ITNetImageTextInputs:
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        text = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        pixel_values, text = self.pairs(pixel_values, text)
-        outputs = self.itnet(pixel_values=pixel_values, **text, **kwargs)
-        features = outputs.pooler_output.unflatten(0, (-1, self.num_inputs)).flatten(1)  # side by side: [B, k d]
+        texts = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
+        count = self.num_inputs
+        if count > 1:  # all pairs of an image and a text, those of a sample beside each other: [k B, ...]
+            expected, note = ["batch", count, "channels", "height", "width"], f": {count} images for each text"
+            check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
+            pixel_values = pixel_values.flatten(0, 1)
+            for index, text in enumerate(texts):
+                if isinstance(text, Tensor) and text.dim() > 1:
+                    texts[index] = text.repeat_interleave(count, dim=0)
+        outputs = self.itnet(pixel_values, *texts, **kwargs)
+        features = outputs.pooler_output.unflatten(0, (-1, count)).flatten(1)  # side by side: [B, k d]
         logits = self.classifier(self.dropout(features))
         return self.output(outputs, {"logits": logits}, labels, **kwargs)
-
-    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor | None, dict]:
-        """The images [M, C, H, W], and the texts that go with them."""
-        return pixel_values, text
 
 
 @auto_docstring(
@@ -95,20 +92,6 @@ class ITNetForVisualQuestionAnswering(ITNetImageTextInputs, ITNetPooledClassifie
 )
 class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClassifier):
     num_images = num_inputs = 2
-
-    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor, dict]:
-        """All pairs of an image and a text, the two of a sample beside each other: [2 B, ...]."""
-        if pixel_values is not None:
-            check_tensor(pixel_values, "pixel_values")
-        expected, note = (
-            ["batch", self.num_images, "channels", "height", "width"],
-            f": {self.num_images} images for each text",
-        )
-        check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
-        for name, value in text.items():
-            if value is not None and check_tensor(value, name).dim() > 1:
-                text[name] = value.repeat_interleave(self.num_images, dim=0)
-        return pixel_values.flatten(0, 1), text
 
 
 def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tensor:

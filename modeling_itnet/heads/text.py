@@ -46,14 +46,7 @@ class ITNetTextInputs:
             `labels`, `logits` of every text or token, `hidden_states` if asked for, and a `proposal_loss` in training
             with Monte Carlo integration. With `return_dict=False`, a tuple of these.
         """
-        outputs = self.itnet(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.scores(outputs)
         return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
@@ -145,8 +138,7 @@ class ITNetForQuestionAnswering(ITNetHead):
         end_positions: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        text = {"input_ids": input_ids, "token_type_ids": token_type_ids, "position_ids": position_ids}
-        outputs = self.itnet(attention_mask=attention_mask, inputs_embeds=inputs_embeds, **text, **kwargs)
+        outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, n] each
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)  # None without positions
         return self.output(outputs, {"start_logits": start_logits, "end_logits": end_logits}, loss=loss)
