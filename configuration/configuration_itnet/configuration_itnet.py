@@ -81,8 +81,7 @@ class ITNetConfig(PreTrainedConfig):
 
         kernel_hidden_size (`int`, *optional*, defaults to 128): Hidden units of the kernel MLP, `w_κ`. The cost per
             pair of positions grows linearly with it.
-        kernel_num_layers (`int`, *optional*, defaults to 2): Linear layers of the kernel MLP, 2 or 3. The third adds a
-            `w_κ × w_κ` layer per pair.
+        kernel_num_layers (`int`, *optional*, defaults to 2): Linear layers of the kernel MLP: 2, or 3, at more cost.
         kernel_init_scale (`float`, *optional*, defaults to 0.001): `ε` of the initial `W2 = ε N(0, 1/w_κ)`: how far
             the kernel starts from the identity. At 0, a head starts as the mean of the signal.
         kernel_inputs (`list[str]` or `tuple[str, ...]`, *optional*): The groups that the kernel sees, of `"x"`, `"y"`,
@@ -108,10 +107,8 @@ class ITNetConfig(PreTrainedConfig):
         rank (`int`, *optional*, defaults to 8): Rank of the low-rank kernel, per head: how many numbers a head keeps
             of all keys. It may exceed `d_h`: it is the rank of a map between signals, not of the matrix of a pair.
         factor_hidden_size (`int`, *optional*, defaults to 32): Hidden units of each of the MLPs `Φ` and `Ψ`.
-        proposal_size (`int`, *optional*, defaults to 16): Length of the vectors whose inner product scores a key for a
-            query in the proposal.
-        proposal_loss_weight (`float`, *optional*, defaults to 0.1): `λ` in `loss + λ proposal_loss`, the loss of heads
-            in training with Monte Carlo integration.
+        proposal_size (`int`, *optional*, defaults to 16): Length of the vectors by which a proposal scores pairs.
+        proposal_loss_weight (`float`, *optional*, defaults to 0.1): Heads train by `loss + λ proposal_loss`: `λ`.
         proposal_epsilon (`float`, *optional*, defaults to 0.01): Share of the measure in the proposal, in (0, 1]. It
             bounds importance weights by `1/ε`; at 1, samples follow the measure, and there is no proposal.
         measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`): Weights `ω` of the
@@ -152,14 +149,12 @@ class ITNetConfig(PreTrainedConfig):
         point_feature_size (`int`, *optional*, defaults to 0): Features per point beside coordinates (3 for normals).
         point_embedding (`str`, *optional*, defaults to `"fourier"`): What the encoder embeds: `"fourier"` features
             `γ(x)` of the coordinates, or the `"raw"` coordinates.
-        local_neighbors (`int`, *optional*, defaults to 16): Nearest neighbours that local pre-extraction pools around
-            each point. 0 turns it off.
+        local_neighbors (`int`, *optional*, defaults to 16): Nearest points pooled around each point; 0 turns it off.
 
         > Graphs
 
         node_feature_size (`int`, *optional*, defaults to 1): Real features per node.
-        num_node_types (`int`, *optional*, defaults to 0): If positive, a node carries one of this many labels, which
-            is embedded, instead of real features.
+        num_node_types (`int`, *optional*, defaults to 0): If positive, nodes have one of as many types, no features.
         edge_gate (`bool`, *optional*, defaults to `True`): Multiply the kernel by `1[edge] + λ`, with a learned
             `λ ≥ 0`. `False` ignores the edges in the operator.
         edge_gate_init (`float`, *optional*, defaults to 1.0): Initial `λ`. The larger, the less edges matter. 0
@@ -177,13 +172,11 @@ class ITNetConfig(PreTrainedConfig):
         pooling (`str`, *optional*): What classifiers read: `"cls"`, the features at the [CLS] position (images, text,
             multimodal), `"mean"`, the mean over real positions, or `"max"`, the maximum of each feature over them.
             `None` becomes `"cls"` where there is a [CLS] that sees the whole input, and `"mean"` elsewhere.
-        hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout probability after the operator and inside
-            the feed-forward network.
+        hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout after the operator and in the feed-forward.
         embedding_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout probability after the encoder.
         drop_path_rate (`float`, *optional*, defaults to 0.2): Probability `p` of skipping a block of the last layer
             for a sample (stochastic depth). Layer `l` of `L`, counted from 1, uses `l p / L`.
-        classifier_dropout (`float`, *optional*): Dropout probability before a classifier. `None` means
-            `hidden_dropout_prob`.
+        classifier_dropout (`float`, *optional*): Dropout before a classifier. `None` means `hidden_dropout_prob`.
         layer_norm_eps (`float`, *optional*, defaults to 1e-06): Added to the variance in layer normalisation.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the normal initial values of
             embeddings, of `W1` and of classifiers.
