@@ -36,8 +36,10 @@ def check_shape(
     raise ValueError(f"`{name}` {given} must be {expected}{note}")
 
 
-def check_mask(mask: Tensor, batch: int, count: int, name: str = "attention_mask") -> Tensor:
-    """A padding mask as float32 zeros and ones [B, n]; says what is wrong with one that does not fit."""
+def check_mask(mask: Tensor | None, batch: int, count: int, name: str = "attention_mask") -> Tensor | None:
+    """A padding mask as float32 zeros and ones [B, n], or None; says what is wrong with one that does not fit."""
+    if mask is None:
+        return None
     check_shape(mask, name, [batch, count], note=": 1 for each real position, 0 for padding")
     real = mask != 0
     if may_look_at(mask):

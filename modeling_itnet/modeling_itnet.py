@@ -72,13 +72,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
-        self,
-        save_directory,
-        is_main_process: bool = True,
-        *args,
-        with_code: bool | None = None,
-        processor=None,
-        **kwargs,
+        self, save_directory, is_main_process=True, *args, with_code: bool | None = None, processor=None, **kwargs
     ):
         """
         As in the base class, and on request with all that the folder needs to load without this package.
@@ -229,10 +223,6 @@ query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, positio
 query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
     1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however many positions
     it has.
-start_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-    Index of the first token of the answer. One beyond the text is ignored.
-end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-    Index of the last token of the answer; goes with `start_positions`.
 labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
     Class indices, or floats for regression (`num_labels == 1`) and multi-label targets. With
     `config.problem_type="single_label_classification"`, floats are shares of the classes, as MixUp and CutMix make

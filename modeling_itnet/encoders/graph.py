@@ -64,7 +64,7 @@ class ITNetGraphEncoder(nn.Module):
         batch, count = nodes.shape[:2]
         note = ", the Laplacian positions of the nodes; ITNetGraphProcessor computes them"
         check_shape(positions, "positions", [batch, count, self.position_dim], note=note)
-        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        mask = check_mask(attention_mask, batch, count)
         features = self.embedding(nodes)
         edges = {}
         if self.gate_root is not None:

@@ -55,9 +55,8 @@ class ITNetPointCloudEncoder(nn.Module):
         if point_features is not None and may_look_at(point_features) and not bool(point_features.isfinite().all()):
             raise ValueError("`point_features` holds numbers that are not finite")
         points, dtype = points.float(), input_dtype(self.embedding)
-        mask = None if attention_mask is None else check_mask(attention_mask, *points.shape[:2])
-        is_padded = mask is not None
-        domain = Domain(points, uniform_measure(points, mask), fourier.frequencies, is_padded=is_padded)
+        mask = check_mask(attention_mask, *points.shape[:2])
+        domain = Domain(points, uniform_measure(points, mask), fourier.frequencies, is_padded=mask is not None)
         features = domain.gamma(torch.float32) if self.uses_fourier else points
         if point_features is not None:
             features = torch.cat([features, point_features.float()], dim=-1)

@@ -63,7 +63,7 @@ class ITNetSignalEncoder(nn.Module):
 
 def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None) -> Tensor:
     """omega [B, n] of features [B, n, d]: the given quadrature weights, normalised over real positions, or uniform."""
-    uniform = uniform_measure(features, None if mask is None else check_mask(mask, *features.shape[:2]))
+    uniform = uniform_measure(features, check_mask(mask, *features.shape[:2]))
     if measure is None:
         return uniform
     check_shape(measure, "measure", list(uniform.shape), note=", one weight per position")

@@ -50,11 +50,13 @@ class ITNetTextEncoder(nn.Module):
         token_type_ids: Tensor | None = None,  # [B, n]
         position_ids: Tensor | None = None,  # [n] or [B, n], from 0
     ) -> Signal:
-        features = inputs_embeds
-        if features is None:
-            features = self.embed(input_ids)
-        width = self.position_projection.out_features
-        check_shape(features, "inputs_embeds", ["batch", "tokens", width], may_be_empty=True)
+        if inputs_embeds is None:
+            check_shape(input_ids, "input_ids", ["batch", "tokens"], may_be_empty=True)
+            table = self.word_embeddings
+            features = table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
+        else:
+            expected = ["batch", "tokens", self.position_projection.out_features]
+            features = check_shape(inputs_embeds, "inputs_embeds", expected, may_be_empty=True)
         batch, count = features.shape[:2]
         if count == 0:
             raise ValueError("`input_ids` holds no token; a text needs at least one")
@@ -66,21 +68,15 @@ class ITNetTextEncoder(nn.Module):
         types = self.token_type_embeddings
         check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
         features = features + types(token_type_ids)
-        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        mask = check_mask(attention_mask, batch, count)
         positions = self.positions(count, mask, position_ids, features.device)
         if self.unit is not None and count > self.unit and may_look_at(positions) and positions.max() > 1:
             logger.warning_once(
                 f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
                 "causal model has learned nothing"
             )
-        measure = uniform_measure(features, mask)
-        domain = Domain(positions, measure, fourier.frequencies, is_padded=mask is not None)
+        domain = Domain(positions, uniform_measure(features, mask), fourier.frequencies, is_padded=mask is not None)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        check_shape(input_ids, "input_ids", ["batch", "tokens"], may_be_empty=True)
-        table = self.word_embeddings
-        return table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
 
     def positions(self, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""
