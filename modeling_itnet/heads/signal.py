@@ -56,16 +56,10 @@ class ITNetQueryLayer(nn.Module):
         places = Coordinates(query_positions, domain.frequencies, name="query_positions")
         hidden_states = hidden_states + self.position_projection(places.features_in(features.dtype))  # v
         queries = self.query_norm(hidden_states)
-        integral = integral_transform(
-            features.unflatten(-1, (num_heads, -1)),
-            domain.coordinates,
-            self.kernel(domain.frequencies),
-            measure=domain.measure,
-            queries=queries.unflatten(-1, (num_heads, -1)),
-            query_positions=places,
-            is_causal=is_causal,
-            backend=self.config.backend,
-        )
+        u, kernel = features.unflatten(-1, (num_heads, -1)), self.kernel(domain.frequencies)
+        given = {"queries": queries.unflatten(-1, (num_heads, -1)), "query_positions": places}
+        settings = {"measure": domain.measure, "is_causal": is_causal, "backend": self.config.backend}
+        integral = integral_transform(u, domain.coordinates, kernel, **given, **settings)
         hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
         hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
         return self.layernorm(hidden_states)
@@ -106,14 +100,8 @@ class ITNetForSignalRegression(ITNetHead):
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SignalRegressionOutput:
-        outputs = self.itnet(
-            signal_values=signal_values,
-            inputs_embeds=inputs_embeds,
-            positions=positions,
-            measure=measure,
-            attention_mask=attention_mask,
-            **kwargs,
-        )
+        signal = {"signal_values": signal_values, "inputs_embeds": inputs_embeds, "positions": positions}
+        outputs = self.itnet(**signal, measure=measure, attention_mask=attention_mask, **kwargs)
         features = outputs.last_hidden_state
         query_positions = self._queries(query_positions, positions, features.shape[0])
         measure = signal_measure(features, measure, attention_mask)
