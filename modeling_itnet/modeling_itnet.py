@@ -419,10 +419,8 @@ class ITNetHead(ITNetPreTrainedModel):
         labels, or 1 where nobody counts.
         """
         if labels is not None and loss is None:
-            logits, is_index = (
-                predictions["logits"],
-                check_tensor(labels, "labels").dtype in (torch.int32, torch.int64),
-            )
+            logits = predictions["logits"]
+            is_index = check_tensor(labels, "labels").dtype in (torch.int32, torch.int64)
             kind = self.problem_type or self.config.problem_type
             if kind is None:
                 kind = "single_label_classification" if is_index else "multi_label_classification"
