@@ -2,14 +2,13 @@
 """What every encoder returns and every layer takes: a signal on its domain."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Coordinates
-from itnet_kernels.transforms import may_look_at
 
 from .integration.anchors import Anchors, find_anchors
 from .integration.choice import integration_plan, requested_mode
@@ -156,54 +155,3 @@ class Signal(NamedTuple):
     @property
     def measure(self) -> Tensor:
         return self.domain.measure
-
-
-def check_tensor(value: Any, name: str) -> Tensor:
-    """A tensor; says what a list, array or number in its place should have been."""
-    if not isinstance(value, Tensor):
-        raise ValueError(
-            f"`{name}` ({type(value).__name__}) must be a torch.Tensor: a processor or tokenizer makes tensors with "
-            '`return_tensors="pt"`, and torch.as_tensor makes one of an array or a list'
-        )
-    return value
-
-
-def check_mask(mask: Tensor, batch: int, count: int, name: str = "attention_mask") -> Tensor:
-    """A padding mask as float32 zeros and ones [B, n]; says what is wrong with one that does not fit."""
-    if list(mask.shape) != [batch, count]:
-        raise ValueError(
-            f"`{name}` {list(mask.shape)} must be [{batch}, {count}]: 1 for each real position, 0 for padding"
-        )
-    real = mask != 0
-    if may_look_at(mask):
-        strange = mask[real & (mask != 1)]
-        if strange.numel():
-            raise ValueError(
-                f"`{name}` holds {strange[0].item()}, but must hold 1 for each real position and 0 for padding; masks "
-                "that are added to scores, with 0 for real positions, mean the opposite"
-            )
-        if not bool(real.any(1).all()):
-            empty = (~real.any(1)).nonzero().flatten().tolist()
-            raise ValueError(f"`{name}` removes every position of sample(s) {empty}; at least one must remain")
-    return real.float()
-
-
-def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
-    """Indices of an embedding of ``count`` rows; says which are out of its range, and what sets that range."""
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"`{name}` ({ids.dtype}) must be integers, from 0 to {count - 1}")
-    if may_look_at(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-        worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise ValueError(f"`{name}` hold {worst}, but `{limit}` is {count}: they must be from 0 to {count - 1}")
-    return ids
-
-
-def input_dtype(layer: nn.Module) -> torch.dtype:
-    """The dtype in which a layer takes its input: that of its weight, or of its bias where the weight is quantised.
-
-    Quantised layers hold integers, or a method that unpacks them, and then take the default dtype at worst.
-    """
-    for tensor in (layer.weight, layer.bias):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point():
-            return tensor.dtype
-    return torch.get_default_dtype()

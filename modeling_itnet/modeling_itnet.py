@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ITNetModel: encoder -> L layers -> final layer norm."""
+"""ITNetModel: encoder -> L layers -> final layer norm; and ITNetHead, the part that all heads share: the loss."""
 
 import inspect
 import json
@@ -9,23 +9,26 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring
+from transformers.utils import ModelOutput, TransformersKwargs, auto_docstring, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from configuration_itnet import ITNetConfig, find_modality
 
-from .domain import check_tensor
+from .checks import check_labels, check_tensor
 from .integration.anchors import ITNetAnchors
 from .integration.factors import ITNetFactor, ITNetFactors
 from .layers import ITNetLayer, checkpointed
 from .modalities import find_encoder
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
-from .outputs import ITNetModelOutput
+from .outputs import ITNetModelOutput, ITNetSequenceClassifierOutput
+
+logger = logging.get_logger(__name__)
 
 # Names of weights in early checkpoints, where a classifier held its linear map as a part -> names here.
 _EARLY_NAMES = {r"^classifier\.linear\.": "classifier."}
@@ -69,13 +72,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
-        self,
-        save_directory,
-        is_main_process: bool = True,
-        *args,
-        with_code: bool | None = None,
-        processor=None,
-        **kwargs,
+        self, save_directory, is_main_process=True, *args, with_code: bool | None = None, processor=None, **kwargs
     ):
         """
         As in the base class, and on request with all that the folder needs to load without this package.
@@ -194,6 +191,49 @@ def _package():
     return export, low_rank_fit
 
 
+#: What the arguments of forwards are, for the documentation of the model and of its heads.
+INPUTS = r"""
+pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
+    Images, as a processor makes them. Height and width are multiples of every patch size. For
+    [`ITNetForImagesAndTextClassification`], two for each text: `(batch_size, 2, num_channels, height, width)`.
+attention_mask (`torch.Tensor` of shape `(batch_size, num_positions)`, *optional*):
+    1 (or `True`) for each real token, point, node or position of a signal, 0 for padding, which changes nothing.
+position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+    Number of every token in its text, from 0. By default, real tokens are counted.
+positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
+    Coordinates of a signal's values, or Laplacian positions of a graph's nodes. Those of a signal may come without
+    the first axis: then the batch shares them.
+measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
+    Quadrature weights of the positions of a signal; normalised to sum to 1. Uniform if not given.
+signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
+    Values of a signal at its `positions`, in place of `inputs_embeds`.
+points (`torch.FloatTensor` of shape `(batch_size, num_points, 3)`, *optional*):
+    Coordinates of point clouds. Shorter clouds are padded, and `attention_mask` says where.
+point_features (`torch.FloatTensor` of shape `(batch_size, num_points, point_feature_size)`, *optional*):
+    What points carry beside their coordinates, such as normals.
+node_features (`torch.FloatTensor` of shape `(batch_size, num_nodes, node_feature_size)`, *optional*):
+    Features of the nodes of graphs.
+node_types (`torch.LongTensor` of shape `(batch_size, num_nodes)`, *optional*):
+    Labels of the nodes, in place of `node_features`, if `num_node_types` is positive.
+neighbors (`torch.LongTensor` of shape `(batch_size, num_nodes, max_degree)`, *optional*):
+    Edges: the indices of the nodes next to each node, and -1 where it has fewer.
+query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, position_dim)`, *optional*):
+    Where the output function is wanted, with or without the first axis. By default at `positions`; a causal model has
+    no other choice, as it sees the past by the order of `positions`.
+query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
+    1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however many positions
+    it has.
+labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
+    Class indices, or floats for regression (`num_labels == 1`) and multi-label targets. With
+    `config.problem_type="single_label_classification"`, floats are shares of the classes, as MixUp and CutMix make
+    them. The keyword `label_smoothing` (0.0) spreads that share of every label evenly over all classes;
+    [`ITNetTrainer`] passes its `label_smoothing_factor` in training. For heads of tokens, of shape
+    `(batch_size, sequence_length)`: the class of every token, or the id of every masked one, and -100 where there is
+    none. For [`ITNetForSignalRegression`], of shape `(batch_size, num_queries, num_labels)`: the values of the output
+    function at the query positions, from which `config.signal_loss` tells the error of the predictions.
+"""
+
+
 def main_input_first(forward):
     """Wraps a forward whose signature does not always begin with the main input of the model.
 
@@ -251,7 +291,7 @@ class ITNetModel(ITNetPreTrainedModel):
     @main_input_first
     @merge_with_config_defaults
     @capture_outputs
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -270,32 +310,6 @@ class ITNetModel(ITNetPreTrainedModel):
         neighbors: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ITNetModelOutput:
-        r"""
-        pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
-            Images, as [`ITNetImageProcessor`] makes them. Height and width are multiples of every patch size.
-        attention_mask (`torch.Tensor` of shape `(batch_size, num_positions)`, *optional*):
-            1 (or `True`) for each real token, point, node or position of a signal, 0 for padding, which changes
-            nothing.
-        position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-            Number of every token in its text, from 0. By default, real tokens are counted.
-        positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
-            Coordinates of a signal's values, or Laplacian positions of a graph's nodes. Those of a signal may come
-            without the first axis: then the batch shares them.
-        measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
-            Quadrature weights of the positions, for `modality="signal"`; normalised to sum to 1. Uniform if not given.
-        signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
-            Values of a signal at its `positions`, in place of `inputs_embeds`.
-        points (`torch.FloatTensor` of shape `(batch_size, num_points, 3)`, *optional*):
-            Coordinates of point clouds. Shorter clouds are padded, and `attention_mask` says where.
-        point_features (`torch.FloatTensor` of shape `(batch_size, num_points, point_feature_size)`, *optional*):
-            What points carry beside their coordinates.
-        node_features (`torch.FloatTensor` of shape `(batch_size, num_nodes, node_feature_size)`, *optional*):
-            Features of the nodes of graphs.
-        node_types (`torch.LongTensor` of shape `(batch_size, num_nodes)`, *optional*):
-            Labels of the nodes, in place of `node_features`, if `num_node_types` is positive.
-        neighbors (`torch.LongTensor` of shape `(batch_size, num_nodes, max_degree)`, *optional*):
-            Edges: the indices of the nodes next to each node, and -1 where it has fewer.
-        """
         given = {
             "pixel_values": pixel_values,
             "input_ids": input_ids,
@@ -353,6 +367,91 @@ class ITNetModel(ITNetPreTrainedModel):
             raise ValueError(
                 f"`{main[0]}` {list(given[main[0]].shape)} is an empty batch; at least one sample is needed"
             )
+
+
+class ITNetHead(ITNetPreTrainedModel):
+    """An ITNetModel with a read-out. The forward of a head has three steps: `self.itnet`, the predictions that it
+    reads out of what that returns, and `output`, which adds the loss.
+    """
+
+    modality: str
+    output_class: type[ModelOutput] = ITNetSequenceClassifierOutput
+    problem_type: str | None = None  # of heads for which `config.problem_type` is no choice
+    takes_label_smoothing = True  # as the keyword `label_smoothing` of a call
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__(config)
+        if config.modality != self.modality:
+            raise ValueError(
+                f"{type(self).__name__} needs `modality` in {[self.modality]}, but the config has {config.modality!r}"
+            )
+        self.num_labels = config.num_labels
+        self.itnet = ITNetModel(config)
+        self.main_input_name = self.itnet.main_input_name
+
+    def output(
+        self,
+        outputs: ITNetModelOutput,
+        predictions: dict[str, Tensor],
+        labels: Tensor | None = None,
+        loss: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> ModelOutput:
+        """What the head returns: its ``predictions``, and (loss + lambda proposal_loss) share as its loss.
+
+        ``loss`` is the mean over the ``labels`` of the batch. If it is not given, it is that of the "logits" [..., C]
+        by `config.problem_type`:
+
+        - "single_label_classification": -sum_c t_c log softmax(logits)_c. The labels are class indices [...] from 0 to
+          C - 1, or -100 for none, or shares t_c of the classes [..., C], as MixUp makes them. ``label_smoothing`` s
+          puts (1 - s) t_c + s / C in place of t_c.
+        - "multi_label_classification", "regression": binary cross entropy or squared error. There is a label for each
+          of the logits.
+
+        If the config does not say, it follows from C and the dtype of the labels, as in Transformers' losses. These
+        note it in the config, too, where pipelines look which function goes with the logits.
+
+        Trainer counts ``num_items_in_batch``, the labels other than -100 of all accumulated batches and all processes.
+        The share is (labels here / labels of all), by which the losses of the batches add up to the mean over all
+        labels, or 1 where nobody counts.
+        """
+        if labels is not None and loss is None:
+            logits = predictions["logits"]
+            is_index = check_tensor(labels, "labels").dtype in (torch.int32, torch.int64)
+            kind = self.problem_type or self.config.problem_type
+            if kind is None:
+                kind = "single_label_classification" if is_index else "multi_label_classification"
+                kind = self.config.problem_type = "regression" if logits.shape[-1] == 1 else kind
+            check_labels(labels, logits, kind)
+            logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+            if kind == "single_label_classification":
+                has_shares = labels.is_floating_point()
+                targets = labels.to(logits).view_as(logits) if has_shares else labels.to(logits.device).flatten()
+                # A part of a batch may have no label.
+                count = len(logits) if has_shares else (targets != -100).sum().clamp(min=1)
+                loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing) / count
+            elif label_smoothing:
+                raise ValueError(f"`label_smoothing` ({label_smoothing}) is for classes, not for {kind!r}")
+            else:
+                mean_loss = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
+                loss = mean_loss(logits, labels.to(logits).view_as(logits))
+        proposal_loss = outputs.proposal_loss
+        if loss is not None and proposal_loss is not None:
+            loss = loss + self.config.proposal_loss_weight * proposal_loss
+        elif proposal_loss is not None and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "The proposals of Monte Carlo integration are trained by a loss of their own, which the model adds to "
+                "its loss when it gets `labels`. A loss that is computed outside must add "
+                "`config.proposal_loss_weight * output.proposal_loss`. Label smoothing needs no loss outside: "
+                "ITNetTrainer hands it to the model"
+            )
+        if labels is not None and num_items_in_batch is not None:
+            loss = loss * ((labels != -100).sum() / num_items_in_batch)
+        hidden_states = outputs.hidden_states
+        return self.output_class(loss=loss, **predictions, hidden_states=hidden_states, proposal_loss=proposal_loss)
 
 
 __all__ = ["ITNetModel", "ITNetPreTrainedModel"]

@@ -51,180 +51,135 @@ class ITNetConfig(PreTrainedConfig):
     among the listed ones, is the `StrictDataclassFieldValidationError` that Transformers uses everywhere.
 
     Args:
-        modality (`str`, *optional*, defaults to `"image"`):
-            Which encoder turns the inputs into a signal: `"image"`, `"text"`, `"multimodal"` (image and text on one
-            joint domain), `"point_cloud"`, `"graph"`, `"signal"` (features and positions are given directly), or one
-            that `modeling_itnet.register_modality` has added.
+        modality (`str`, *optional*, defaults to `"image"`): Which encoder turns the inputs into a signal: `"image"`,
+            `"text"`, `"multimodal"` (image and text on one joint domain), `"point_cloud"`, `"graph"`, `"signal"`
+            (features and positions are given directly), or one that `modeling_itnet.register_modality` has added.
 
         > Width and depth
 
-        hidden_size (`int`, *optional*, defaults to 768):
-            Features per position, `d`. A multiple of `num_attention_heads`.
-        num_hidden_layers (`int`, *optional*, defaults to 12):
-            Number of layers, `L`. Also sets the `1/√(2L)` scale of the two output projections at initialisation.
-        num_attention_heads (`int`, *optional*, defaults to 12):
-            Number of heads, `H`: independent kernels, each on its own slice of `d_h = d/H` features. For a fixed `d`,
-            more heads means smaller kernels: a per-head kernel has `w_κ d²/H` output weights in all.
-        intermediate_size (`int`, *optional*):
-            Hidden units of the feed-forward network. `None` becomes `4 * hidden_size`.
-        hidden_act (`str`, *optional*, defaults to `"gelu"`):
-            Activation of the feed-forward network, a name that Transformers knows. The kernel MLP always uses the
-            exact (erf) GELU.
+        hidden_size (`int`, *optional*, defaults to 768): Features per position, `d`; a multiple of the heads.
+        num_hidden_layers (`int`, *optional*, defaults to 12): Number of layers, `L`. The two output projections of a
+            layer start scaled by `1/√(2L)`.
+        num_attention_heads (`int`, *optional*, defaults to 12): Number of heads, `H`: independent kernels, each on its
+            own slice of `d_h = d/H` features. For a fixed `d`, kernels have `w_κ d²/H` output weights in all.
+        intermediate_size (`int`, *optional*): Hidden units of the feed-forward network. `None` becomes `4 d`.
+        hidden_act (`str`, *optional*, defaults to `"gelu"`): Activation of the feed-forward network, by its name in
+            Transformers. The kernel MLP always uses the exact (erf) GELU.
 
         > Positions
 
-        position_dim (`int`, *optional*):
-            Coordinates per position, `s`. `None` becomes 2 for images and multimodal input, 1 for text, 3 for point
-            clouds and 8 for graphs (Laplacian eigenvectors; the only one of these that may be changed). A `"signal"`
-            has no default.
-        num_fourier_features (`int`, *optional*, defaults to 64):
-            Frequencies `L_f` of the map `γ(x) = [sin(2πBx); cos(2πBx)]`, `B` of shape `[L_f, s]`, frozen. Positions
-            enter the kernel as `2 L_f` numbers per group. 0 turns the map off: `γ(x) = x`, `s` numbers per group.
-        fourier_scale (`float`, *optional*, defaults to 10.0):
-            Standard deviation `σ` of the entries of `B`, in cycles per unit of length. Larger resolves finer structure
-            and makes kernels vary faster with position.
-        fourier_seed (`int`, *optional*, defaults to 0):
-            Seed of the generator that draws `B`. The encoder and all layers share that one matrix.
+        position_dim (`int`, *optional*): Coordinates per position, `s`. `None` becomes 2 for images and multimodal
+            input, 1 for text, 3 for point clouds and 8 for graphs (Laplacian eigenvectors). Only graphs may have
+            another number, and a `"signal"` must say its own.
+        num_fourier_features (`int`, *optional*, defaults to 64): Frequencies `L_f` of the map
+            `γ(x) = [sin(2πBx); cos(2πBx)]` with a frozen `B [L_f, s]`. 0 turns the map off: `γ(x) = x`.
+        fourier_scale (`float`, *optional*, defaults to 10.0): Standard deviation of the entries of `B`, in cycles per
+            unit of length. Kernels vary faster with position if it is larger.
+        fourier_seed (`int`, *optional*, defaults to 0): Seed that draws `B`, which encoder and layers share.
 
         > Kernel
 
-        kernel_hidden_size (`int`, *optional*, defaults to 128):
-            Hidden units of the kernel MLP, `w_κ`. Cost per pair of positions grows linearly with it.
-        kernel_num_layers (`int`, *optional*, defaults to 2):
-            Linear layers of the kernel MLP, `ℓ_κ`: 2 or 3. The third adds a `w_κ × w_κ` layer per pair.
-        kernel_init_scale (`float`, *optional*, defaults to 0.001):
-            `ε` in `W2 = ε N(0, 1/w_κ)`. How far the kernel starts from the identity, which `b2` holds; 0 makes the
-            initial head exactly the mean of the signal.
-        kernel_inputs (`list[str]` or `tuple[str, ...]`, *optional*):
-            Which of the groups `"x"`, `"y"`, `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`, `"u_x*u_y"` the kernel sees;
-            `x` is the query end, `y` the key end. Defaults to all. Any subset, in any order: stored as a tuple in the
-            order above. Empty means a constant kernel.
-        kernel_output_sharing (`str`, *optional*, defaults to `"per_head"`):
-            `"per_head"`: `W2 [H, d_h², w_κ]`, `b2 [H, d_h²]`. `"shared"`: one `W2`, `b2` for all heads of a layer, `H`
-            times fewer kernel output weights. `W1` is shared by the heads in both cases.
+        kernel_hidden_size (`int`, *optional*, defaults to 128): Hidden units of the kernel MLP, `w_κ`. The cost per
+            pair of positions grows linearly with it.
+        kernel_num_layers (`int`, *optional*, defaults to 2): Linear layers of the kernel MLP: 2, or 3, at more cost.
+        kernel_init_scale (`float`, *optional*, defaults to 0.001): `ε` of the initial `W2 = ε N(0, 1/w_κ)`: how far
+            the kernel starts from the identity. At 0, a head starts as the mean of the signal.
+        kernel_inputs (`list[str]` or `tuple[str, ...]`, *optional*): The groups that the kernel sees, of `"x"`, `"y"`,
+            `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`, `"u_x*u_y"`, where `x` is the query end and `y` the key end.
+            Defaults to all. They are stored in the order above. Without any, the kernel is constant.
+        kernel_output_sharing (`str`, *optional*, defaults to `"per_head"`): `"per_head"`: `W2 [H, d_h², w_κ]`,
+            `b2 [H, d_h²]`. `"shared"`: all heads of a layer share one `W2` and `b2`. They always share `W1`.
 
         > Integration
 
-        integration_mode (`str`, *optional*, defaults to `"auto"`):
-            How the sum over `j` is taken. `"exact"`: all `n` keys, `O(n²)`. `"monte_carlo"`: `num_samples` keys per
-            query, `O(n)`; a learned proposal draws them from `n²` small scores. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`.
-            `"auto"`: exact up to `exact_max_positions`, `approximate_mode` above, for every sample by its own number
-            of real positions, and for a causal model by `max_position_embeddings`. A model owns the parameters of its
-            modes only: the kernel for exact and Monte Carlo integration, `Φ` and `Ψ` for low rank, the proposal for
-            Monte Carlo.
-        approximate_mode (`str`, *optional*):
-            What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo
-            integration without parameters of its own: samples follow the measure in training, anchors are used at
-            evaluation. For exact integration at every length set `integration_mode="exact"`.
-        exact_max_positions (`int`, *optional*, defaults to 512):
-            Largest number of real positions of a sample that `"auto"` integrates exactly.
-        num_samples (`int`, *optional*, defaults to 128):
-            Keys sampled per query, `M`, when training with Monte Carlo integration; number of anchors at evaluation.
-            The variance of the estimate falls as `1/M`. Samples are drawn with replacement, so `M` may exceed `n` in
-            training; at evaluation `M ≥ n` is exact.
-        rank (`int`, *optional*, defaults to 8):
-            Rank of the low-rank kernel, per head: how many numbers a head keeps of all keys. It may exceed `d_h`: what
-            has this rank is the map between signals, not the matrix of a pair.
-        factor_hidden_size (`int`, *optional*, defaults to 32):
-            Hidden units of each of the MLPs `Φ` and `Ψ`. Cost per position grows linearly with it.
-        proposal_size (`int`, *optional*, defaults to 16):
-            Length of the vectors whose inner product scores a key for a query in the proposal.
-        proposal_loss_weight (`float`, *optional*, defaults to 0.1):
-            `λ` in `loss + λ proposal_loss`, added by the heads when training with Monte Carlo integration.
-        proposal_epsilon (`float`, *optional*, defaults to 0.01):
-            Share of the measure mixed into the proposal, in (0, 1]. Bounds importance weights by `1/ε`; 1 samples from
-            the measure itself, and the model has no proposal.
-        measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`):
-            Weights `ω` of the positions. `"uniform"`: `1/n` each. Multimodal input only: `"balanced"` gives image and
-            text the same total weight, `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
-        is_causal (`bool`, *optional*, defaults to `False`):
-            Each query integrates only over keys up to itself, with `ω` normalised over those. Text and signals only.
-        backend (`str`, *optional*, defaults to `"auto"`):
-            Implementation of the exact operator: `"reference"`, `"tiled"`, `"triton"`, or `"auto"` (Triton on GPU
-            tensors, tiled elsewhere). Does not change the result beyond rounding.
+        integration_mode (`str`, *optional*, defaults to `"auto"`): How the sum over `j` is taken. `"exact"`: over all
+            `n` keys, `O(n²)`. `"monte_carlo"`: over `num_samples` keys per query, `O(n)`, which a learned proposal
+            draws from `n²` small scores. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exactly up to
+            `exact_max_positions`, by `approximate_mode` above, for every sample by its own number of real positions,
+            and for a causal model by `max_position_embeddings`. A model owns the parameters of its modes only.
+        approximate_mode (`str`, *optional*): What `"auto"` uses above `exact_max_positions`: `"low_rank"` or
+            `"monte_carlo"`. `None` is Monte Carlo integration without parameters of its own: samples follow the
+            measure in training, and anchors are used at evaluation.
+        exact_max_positions (`int`, *optional*, defaults to 512): Most real positions that `"auto"` integrates exactly.
+        num_samples (`int`, *optional*, defaults to 128): Keys sampled per query, `M`, in training with Monte Carlo
+            integration; number of anchors at evaluation. The variance falls as `1/M`. Samples are drawn with
+            replacement, so that `M` may exceed `n`; at evaluation, `M ≥ n` is exact.
+        rank (`int`, *optional*, defaults to 8): Rank of the low-rank kernel, per head: how many numbers a head keeps
+            of all keys. It may exceed `d_h`: it is the rank of a map between signals, not of the matrix of a pair.
+        factor_hidden_size (`int`, *optional*, defaults to 32): Hidden units of each of the MLPs `Φ` and `Ψ`.
+        proposal_size (`int`, *optional*, defaults to 16): Length of the vectors by which a proposal scores pairs.
+        proposal_loss_weight (`float`, *optional*, defaults to 0.1): Heads train by `loss + λ proposal_loss`: `λ`.
+        proposal_epsilon (`float`, *optional*, defaults to 0.01): Share of the measure in the proposal, in (0, 1]. It
+            bounds importance weights by `1/ε`; at 1, samples follow the measure, and there is no proposal.
+        measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`): Weights `ω` of the
+            positions. `"uniform"`: `1/n` each. For multimodal input only, `"balanced"` gives image and text the same
+            total weight, and `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
+        is_causal (`bool`, *optional*, defaults to `False`): Each query integrates only over keys up to itself, with
+            `ω` normalised over these. Text and signals only.
+        backend (`str`, *optional*, defaults to `"auto"`): Implementation of the exact operator: `"reference"`,
+            `"tiled"`, `"triton"`, or `"auto"` (Triton on GPUs, tiled elsewhere). All agree up to rounding.
 
         > Images
 
-        image_size (`int`, `list[int]` or `tuple[int, int]`, *optional*, defaults to 224):
-            Pixels along each side, or `(height, width)`. A multiple of every patch size.
-        patch_size (`int`, `list[int]` or `tuple[int, ...]`, *optional*, defaults to 16):
-            Pixels along each side of a square patch. A sequence gives one grid of patches per entry, all on one joint
-            domain: `(8, 16)` makes 784 + 196 positions of a 224-pixel image.
-        num_channels (`int`, *optional*, defaults to 3):
-            Channels per pixel.
+        image_size (`int`, `list[int]` or `tuple[int, int]`, *optional*, defaults to 224): Pixels along each side, or
+            `(height, width)`; multiples of every patch size.
+        patch_size (`int`, `list[int]` or `tuple[int, ...]`, *optional*, defaults to 16): Pixels along each side of a
+            square patch. A sequence gives one grid of patches per entry, all on one joint domain: `(8, 16)` makes
+            784 + 196 positions of a 224-pixel image.
+        num_channels (`int`, *optional*, defaults to 3): Channels per pixel.
 
         > Text
 
-        vocab_size (`int`, *optional*, defaults to 30522):
-            Number of token ids.
-        max_position_embeddings (`int`, *optional*, defaults to 512):
-            Longest text in training, in tokens, and what tokenizers cut texts to. Nothing is learned per position, so
-            that longer texts run too. Token `k` (from 1) of `n` sits at `k / n`, which is at most 1 at any length. In
-            a causal model it sits at `k / max_position_embeddings`: beyond that many tokens, positions exceed 1,
-            where nothing was learned, and the model extrapolates (a warning says so, once).
-        type_vocab_size (`int`, *optional*, defaults to 2):
-            Number of segment ids (`token_type_ids`).
-        pad_token_id (`int`, *optional*, defaults to 0):
-            Token id of padding. Padding has measure 0.
-        bos_token_id (`int`, *optional*):
-            Token id that starts a generated text.
-        eos_token_id (`int` or `list[int]`, *optional*):
-            Token id, or ids, that end a generated text.
-        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
-            Language-model heads reuse the token embeddings as output weights.
-        use_cache (`bool`, *optional*, defaults to `True`):
-            Causal models return a cache of past features and positions, so that decoding computes one query per step.
+        vocab_size (`int`, *optional*, defaults to 30522): Number of token ids.
+        max_position_embeddings (`int`, *optional*, defaults to 512): Longest text in training, in tokens, to which
+            tokenizers cut texts. Longer ones run too, as nothing is learned per position: token `k` (from 1) of `n`
+            sits at `k / n`. In a causal model it sits at `k / max_position_embeddings`: beyond that many tokens, the
+            model extrapolates to positions above 1 (a warning says so, once).
+        type_vocab_size (`int`, *optional*, defaults to 2): Number of segment ids (`token_type_ids`).
+        pad_token_id (`int`, *optional*, defaults to 0): Token id of padding, which has measure 0.
+        bos_token_id (`int`, *optional*): Token id that starts a generated text.
+        eos_token_id (`int` or `list[int]`, *optional*): Token id, or ids, that end a generated text.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`): Language-model heads reuse the token embeddings
+            as output weights.
+        use_cache (`bool`, *optional*, defaults to `True`): Causal models return a cache of past features and
+            positions, so that decoding computes one query per step.
 
         > Point clouds
 
-        point_feature_size (`int`, *optional*, defaults to 0):
-            Features per point beside its coordinates (3 for normals).
-        point_embedding (`str`, *optional*, defaults to `"fourier"`):
-            What the point encoder embeds: `"fourier"` features `γ(x)` of the coordinates, or the `"raw"` coordinates.
-        local_neighbors (`int`, *optional*, defaults to 16):
-            Nearest neighbours `K` that local pre-extraction pools around each point. 0 turns it off.
+        point_feature_size (`int`, *optional*, defaults to 0): Features per point beside coordinates (3 for normals).
+        point_embedding (`str`, *optional*, defaults to `"fourier"`): What the encoder embeds: `"fourier"` features
+            `γ(x)` of the coordinates, or the `"raw"` coordinates.
+        local_neighbors (`int`, *optional*, defaults to 16): Nearest points pooled around each point; 0 turns it off.
 
         > Graphs
 
-        node_feature_size (`int`, *optional*, defaults to 1):
-            Real features per node.
-        num_node_types (`int`, *optional*, defaults to 0):
-            If positive, nodes carry one label out of this many instead of real features, and labels are embedded.
-        edge_gate (`bool`, *optional*, defaults to `True`):
-            Multiply the kernel by `1[edge] + λ`, with a learned `λ ≥ 0`. `False` ignores the edges in the operator.
-        edge_gate_init (`float`, *optional*, defaults to 1.0):
-            Initial `λ`. 0 integrates over edges only, and stays 0: `λ` is learned as a square, whose slope vanishes
-            there. Large values make edges matter less.
+        node_feature_size (`int`, *optional*, defaults to 1): Real features per node.
+        num_node_types (`int`, *optional*, defaults to 0): If positive, nodes have one of as many types, no features.
+        edge_gate (`bool`, *optional*, defaults to `True`): Multiply the kernel by `1[edge] + λ`, with a learned
+            `λ ≥ 0`. `False` ignores the edges in the operator.
+        edge_gate_init (`float`, *optional*, defaults to 1.0): Initial `λ`. The larger, the less edges matter. 0
+            integrates over edges only, and stays 0: `λ` is learned as a square, whose slope vanishes there.
 
         > Signals
 
-        signal_feature_size (`int`, *optional*, defaults to 0):
-            Features per position of `signal_values`, which a linear layer lifts to `hidden_size`. 0: there is no such
-            layer, and signals come as `inputs_embeds`.
-        signal_loss (`str`, *optional*, defaults to `"mse"`):
-            Loss of [`ITNetForSignalRegression`]: `"mse"`, the mean squared error, or `"relative_l2"`, `‖p − y‖ / ‖y‖`
-            over all points of a sample. Either is averaged over samples.
+        signal_feature_size (`int`, *optional*, defaults to 0): Features per position of `signal_values`, which a
+            linear layer lifts to `hidden_size`. With 0 there is no such layer, and signals come as `inputs_embeds`.
+        signal_loss (`str`, *optional*, defaults to `"mse"`): Loss of [`ITNetForSignalRegression`], averaged over
+            samples: `"mse"`, the mean squared error, or `"relative_l2"`, `‖p − y‖ / ‖y‖` over all points of a sample.
 
         > Heads, regularisation, initialisation
 
-        pooling (`str`, *optional*):
-            What classifiers read: `"cls"`, the features at the [CLS] position (images, text, multimodal), `"mean"`,
-            the mean over real positions, or `"max"`, the maximum of each feature over them. `None` becomes `"cls"`
-            where there is a [CLS] that sees the whole input, and `"mean"` otherwise: point clouds, graphs, signals,
-            causal models.
-        hidden_dropout_prob (`float`, *optional*, defaults to 0.1):
-            Dropout probability after the operator and inside the feed-forward network.
-        embedding_dropout_prob (`float`, *optional*, defaults to 0.1):
-            Dropout probability after the encoder.
-        drop_path_rate (`float`, *optional*, defaults to 0.2):
-            Probability `p` of skipping a block of the last layer for a sample (stochastic depth). Layer `l` of `L`,
-            counted from 1, uses `l p / L`.
-        classifier_dropout (`float`, *optional*):
-            Dropout probability before a classifier. `None` means `hidden_dropout_prob`.
-        layer_norm_eps (`float`, *optional*, defaults to 1e-06):
-            Added to the variance in layer normalisation.
-        initializer_range (`float`, *optional*, defaults to 0.02):
-            Standard deviation of the normal initial values of embeddings, of `W1` and of classifiers.
+        pooling (`str`, *optional*): What classifiers read: `"cls"`, the features at the [CLS] position (images, text,
+            multimodal), `"mean"`, the mean over real positions, or `"max"`, the maximum of each feature over them.
+            `None` becomes `"cls"` where there is a [CLS] that sees the whole input, and `"mean"` elsewhere.
+        hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout after the operator and in the feed-forward.
+        embedding_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout probability after the encoder.
+        drop_path_rate (`float`, *optional*, defaults to 0.2): Probability `p` of skipping a block of the last layer
+            for a sample (stochastic depth). Layer `l` of `L`, counted from 1, uses `l p / L`.
+        classifier_dropout (`float`, *optional*): Dropout before a classifier. `None` means `hidden_dropout_prob`.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-06): Added to the variance in layer normalisation.
+        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the normal initial values of
+            embeddings, of `W1` and of classifiers.
 
     Example:
 

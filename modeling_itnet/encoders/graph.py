@@ -11,7 +11,8 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 
-from ..domain import Domain, Signal, check_ids, check_mask, input_dtype
+from ..checks import check_ids, check_mask, check_shape, input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 
@@ -61,17 +62,16 @@ class ITNetGraphEncoder(nn.Module):
     ) -> Signal:
         nodes = self._nodes(node_features, node_types)
         batch, count = nodes.shape[:2]
-        if positions is None or list(positions.shape) != [batch, count, self.position_dim]:
-            given = None if positions is None else list(positions.shape)
-            raise ValueError(
-                f"`positions` {given} must be [{batch}, {count}, {self.position_dim}], the Laplacian positions of the "
-                "nodes; ITNetGraphProcessor computes them"
-            )
-        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        note = ", the Laplacian positions of the nodes; ITNetGraphProcessor computes them"
+        check_shape(positions, "positions", [batch, count, self.position_dim], note=note)
+        mask = check_mask(attention_mask, batch, count)
         features = self.embedding(nodes)
         edges = {}
         if self.gate_root is not None:
-            self._check_neighbors(neighbors, batch, count)
+            note = ": `edge_gate` is on, which needs the edges; ITNetGraphProcessor lists them"
+            check_shape(neighbors, "neighbors", [batch, count, "max degree"], note=note, may_be_empty=True)
+            if may_look_at(neighbors) and not bool(((neighbors >= -1) & (neighbors < count)).all()):
+                raise ValueError(f"`neighbors` must hold node indices from 0 to {count - 1}, and -1 for none")
             edges = {"neighbors": neighbors, "edge_gate": self.edge_gate}
         measure, is_padded = uniform_measure(features, mask), mask is not None
         domain = Domain(positions.float(), measure, fourier.frequencies, is_padded=is_padded, **edges)
@@ -90,18 +90,5 @@ class ITNetGraphEncoder(nn.Module):
                 raise ValueError(f"`node_types` {list(given.shape)} ({given.dtype}) must be integers [batch, nodes]")
             return check_ids(given, self.embedding.weight.shape[0], "node_types", "num_node_types")
         size = self.embedding.in_features
-        if given.dim() != 3 or given.shape[2] != size or given.shape[1] == 0:
-            raise ValueError(
-                f"`node_features` {list(given.shape)} must be [batch, nodes, {size}]: `node_feature_size` is {size}"
-            )
+        check_shape(given, "node_features", ["batch", "nodes", size], note=f": `node_feature_size` is {size}")
         return given.to(input_dtype(self.embedding))
-
-    def _check_neighbors(self, neighbors: Tensor | None, batch: int, count: int) -> None:
-        if neighbors is None or neighbors.dim() != 3 or list(neighbors.shape[:2]) != [batch, count]:
-            given = None if neighbors is None else list(neighbors.shape)
-            raise ValueError(
-                f"`neighbors` {given} must be [{batch}, {count}, max degree]: `edge_gate` is on, which needs "
-                "the edges; ITNetGraphProcessor lists them"
-            )
-        if may_look_at(neighbors) and neighbors.numel() and not bool(((neighbors >= -1) & (neighbors < count)).all()):
-            raise ValueError(f"`neighbors` must hold node indices from 0 to {count - 1}, and -1 for none")

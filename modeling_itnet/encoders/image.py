@@ -8,7 +8,8 @@ from transformers import initialization as init
 from configuration_itnet import ITNetConfig
 from itnet_kernels.measure import uniform_measure
 
-from ..domain import Domain, Signal, input_dtype
+from ..checks import check_shape, input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 #: The [CLS] position sits in the middle of the image.
@@ -47,7 +48,15 @@ class ITNetImageEncoder(nn.Module):
 
     def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor) -> Signal:
         """pixel_values [B, C, height, width]."""
-        self._check(pixel_values)
+        channels = self.num_channels
+        expected, note = ["batch", channels, "height", "width"], f": `num_channels` is {channels}"
+        check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
+        for size in (embed.kernel_size[0] for embed in self.patch_embeddings):
+            if any(side == 0 or side % size for side in pixel_values.shape[2:]):
+                raise ValueError(
+                    f"image size {list(pixel_values.shape[2:])} of `pixel_values` must be a multiple of "
+                    f"`patch_size` ({size})"
+                )
         pixel_values = pixel_values.to(input_dtype(self.patch_embeddings[0]))
         maps = [embed(pixel_values) for embed in self.patch_embeddings]  # [B, d, rows, columns] each
         features = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], dim=1)  # [B, n, d]
@@ -57,20 +66,6 @@ class ITNetImageEncoder(nn.Module):
             positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
         domain = Domain(positions, uniform_measure(features), fourier.frequencies, is_padded=False)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
-
-    def _check(self, pixel_values: Tensor) -> None:
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
-            raise ValueError(
-                f"`pixel_values` {list(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]: "
-                f"`num_channels` is {self.num_channels}"
-            )
-        for embed in self.patch_embeddings:
-            size = embed.kernel_size[0]
-            if any(side == 0 or side % size for side in pixel_values.shape[2:]):
-                raise ValueError(
-                    f"image size {list(pixel_values.shape[2:])} of `pixel_values` must be a multiple of "
-                    f"`patch_size` ({size})"
-                )
 
 
 def patch_centres(rows: int, columns: int, device: torch.device | None = None) -> Tensor:

@@ -56,20 +56,15 @@ class ITNetMultimodalEncoder(nn.Module):
                 f"`pixel_values` holds {len(image.features)} images, but there are {len(text.features)} texts"
             )
         features = [part.features + e for part, e in zip((image, text), self.modality_embeddings.weight, strict=True)]
-        positions, measure = _join(image.positions, text.positions), self._measure(image, text)
-        domain = Domain(positions, measure, fourier.frequencies, is_padded=text.domain.is_padded)
+        plane = image.positions.expand(*text.positions.shape[:-2], -1, -1)  # [n_img, 2] or [B, n_img, 2], as the text
+        positions = torch.cat([plane, text.positions], dim=-2)
+        domain = Domain(positions, self._measure(image, text), fourier.frequencies, is_padded=text.domain.is_padded)
         return Signal(torch.cat(features, dim=1), domain)
 
     def _measure(self, image: Signal, text: Signal) -> Tensor:
         """omega [B, n_img + n_txt]; both parts come with a uniform measure of their own."""
-        if self.measure == "uniform":
+        shares = self.measure
+        if shares == "uniform":
             shares = [(part.measure > 0).sum(1, keepdim=True) for part in (image, text)]  # real positions
-        else:
-            shares = self.measure
         total = shares[0] + shares[1]
         return torch.cat([image.measure * (shares[0] / total), text.measure * (shares[1] / total)], dim=1)
-
-
-def _join(image: Tensor, text: Tensor) -> Tensor:
-    """Positions of both: image [n, 2], text [m, 2] or [B, m, 2] -> [n + m, 2] or [B, n + m, 2]."""
-    return torch.cat([image.expand(*text.shape[:-2], -1, -1), text], dim=-2)

@@ -8,7 +8,8 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 
-from ..domain import Domain, Signal, check_mask, input_dtype
+from ..checks import check_mask, check_shape, input_dtype
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 _INFINITY_BITS = 0x7F800000  # of a float32
@@ -45,11 +46,17 @@ class ITNetPointCloudEncoder(nn.Module):
         point_features: Tensor | None = None,  # [B, n, c]
         attention_mask: Tensor | None = None,  # [B, n]
     ) -> Signal:
-        self._check(points, point_features)
+        check_shape(points, "points", ["batch", "points", 3], note=" with at least one point")
+        expected = [*points.shape[:2], self.feature_size] if self.feature_size else None
+        given = None if point_features is None else list(point_features.shape)
+        if given != expected:
+            note = f"`point_feature_size` is {self.feature_size}"
+            raise ValueError(f"`point_features` {given} must be {expected}: {note}")
+        if point_features is not None and may_look_at(point_features) and not bool(point_features.isfinite().all()):
+            raise ValueError("`point_features` holds numbers that are not finite")
         points, dtype = points.float(), input_dtype(self.embedding)
-        mask = None if attention_mask is None else check_mask(attention_mask, *points.shape[:2])
-        is_padded = mask is not None
-        domain = Domain(points, uniform_measure(points, mask), fourier.frequencies, is_padded=is_padded)
+        mask = check_mask(attention_mask, *points.shape[:2])
+        domain = Domain(points, uniform_measure(points, mask), fourier.frequencies, is_padded=mask is not None)
         features = domain.gamma(torch.float32) if self.uses_fourier else points
         if point_features is not None:
             features = torch.cat([features, point_features.float()], dim=-1)
@@ -57,18 +64,6 @@ class ITNetPointCloudEncoder(nn.Module):
         if self.local is not None:
             features = features + self.local(points, point_features, mask)
         return Signal(self.dropout(features), domain)
-
-    def _check(self, points: Tensor, point_features: Tensor | None) -> None:
-        if points.dim() != 3 or points.shape[2] != 3 or points.shape[1] == 0:
-            raise ValueError(f"`points` {list(points.shape)} must be [batch, points, 3] with at least one point")
-        expected = [*points.shape[:2], self.feature_size] if self.feature_size else None
-        given = None if point_features is None else list(point_features.shape)
-        if given != expected:
-            raise ValueError(
-                f"`point_features` {given} must be {expected}: `point_feature_size` is {self.feature_size}"
-            )
-        if point_features is not None and may_look_at(point_features) and not bool(point_features.isfinite().all()):
-            raise ValueError("`point_features` holds numbers that are not finite")
 
 
 class ITNetLocalExtraction(nn.Module):

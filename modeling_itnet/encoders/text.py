@@ -10,7 +10,8 @@ from itnet_kernels.measure import uniform_measure
 from itnet_kernels.transforms import may_look_at
 from itnet_kernels.validation import is_one_of
 
-from ..domain import Domain, Signal, check_ids, check_mask
+from ..checks import check_ids, check_mask, check_shape
+from ..domain import Domain, Signal
 from ..operator import ITNetFourierFeatures
 
 logger = logging.get_logger(__name__)
@@ -49,7 +50,13 @@ class ITNetTextEncoder(nn.Module):
         token_type_ids: Tensor | None = None,  # [B, n]
         position_ids: Tensor | None = None,  # [n] or [B, n], from 0
     ) -> Signal:
-        features = self.embed(input_ids) if inputs_embeds is None else self._check_embeddings(inputs_embeds)
+        if inputs_embeds is None:
+            check_shape(input_ids, "input_ids", ["batch", "tokens"], may_be_empty=True)
+            table = self.word_embeddings
+            features = table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
+        else:
+            expected = ["batch", "tokens", self.position_projection.out_features]
+            features = check_shape(inputs_embeds, "inputs_embeds", expected, may_be_empty=True)
         batch, count = features.shape[:2]
         if count == 0:
             raise ValueError("`input_ids` holds no token; a text needs at least one")
@@ -61,28 +68,15 @@ class ITNetTextEncoder(nn.Module):
         types = self.token_type_embeddings
         check_ids(token_type_ids, types.weight.shape[0], "token_type_ids", "type_vocab_size")
         features = features + types(token_type_ids)
-        mask = None if attention_mask is None else check_mask(attention_mask, batch, count)
+        mask = check_mask(attention_mask, batch, count)
         positions = self.positions(count, mask, position_ids, features.device)
         if self.unit is not None and count > self.unit and may_look_at(positions) and positions.max() > 1:
             logger.warning_once(
                 f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
                 "causal model has learned nothing"
             )
-        measure = uniform_measure(features, mask)
-        domain = Domain(positions, measure, fourier.frequencies, is_padded=mask is not None)
+        domain = Domain(positions, uniform_measure(features, mask), fourier.frequencies, is_padded=mask is not None)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        if input_ids.dim() != 2:
-            raise ValueError(f"`input_ids` {list(input_ids.shape)} must be [batch, tokens]")
-        table = self.word_embeddings
-        return table(check_ids(input_ids, table.weight.shape[0], "input_ids", "vocab_size"))
-
-    def _check_embeddings(self, embeddings: Tensor) -> Tensor:
-        width = self.position_projection.out_features
-        if embeddings.dim() != 3 or embeddings.shape[-1] != width:
-            raise ValueError(f"`inputs_embeds` {list(embeddings.shape)} must be [batch, tokens, {width}]")
-        return embeddings
 
     def positions(self, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:
         """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1]."""

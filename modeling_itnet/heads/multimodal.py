@@ -11,8 +11,10 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
-from ..domain import check_tensor
-from .common import ITNetPooledClassifier, check_labels
+from ..checks import check_labels, check_shape, check_tensor
+from ..modeling_itnet import INPUTS
+from ..outputs import ITNetModelOutput
+from .common import ITNetPooledClassifier
 
 #: Answers of VQA v2 that models choose from: those that occur at least nine times.
 VQA_V2_ANSWERS = 3129
@@ -24,7 +26,7 @@ class ITNetImageTextInputs:
     modality = "multimodal"
 
     @can_return_tuple
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -36,30 +38,19 @@ class ITNetImageTextInputs:
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        r"""
-        pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, width)`, *optional*):
-            Images, as [`ITNetProcessor`] makes them. Of shape `(batch_size, 2, num_channels, height, width)` for
-            [`ITNetForImagesAndTextClassification`], which takes two images for each text.
-        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *optional*):
-            Class indices, or targets for each of the classes; see the class.
-        """
-        text = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        pixel_values, text = self.pairs(pixel_values, text)
-        outputs = self.itnet(pixel_values=pixel_values, **text, **kwargs)
-        features = outputs.pooler_output.unflatten(0, (-1, self.num_inputs)).flatten(1)  # side by side: [B, k d]
+        texts = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
+        count = self.num_inputs
+        if count > 1:  # all pairs of an image and a text, those of a sample beside each other: [k B, ...]
+            expected, note = ["batch", count, "channels", "height", "width"], f": {count} images for each text"
+            check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
+            pixel_values = pixel_values.flatten(0, 1)
+            for index, text in enumerate(texts):
+                if isinstance(text, Tensor) and text.dim() > 1:
+                    texts[index] = text.repeat_interleave(count, dim=0)
+        outputs = self.itnet(pixel_values, *texts, **kwargs)
+        features = outputs.pooler_output.unflatten(0, (-1, count)).flatten(1)  # side by side: [B, k d]
         logits = self.classifier(self.dropout(features))
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
-
-    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor | None, dict]:
-        """The images [M, C, H, W], and the texts that go with them."""
-        return pixel_values, text
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
 
 @auto_docstring(
@@ -80,12 +71,15 @@ class ITNetForVisualQuestionAnswering(ITNetImageTextInputs, ITNetPooledClassifie
             config.num_labels = VQA_V2_ANSWERS
         super().__init__(config)
 
-    def task_loss(self, logits: Tensor, labels: Tensor, **kwargs) -> Tensor:
-        is_index = check_tensor(labels, "labels").dim() == 1
-        check_labels(labels, logits, "single_label_classification" if is_index else "multi_label_classification")
-        targets = F.one_hot(labels, self.num_labels) if is_index else labels
-        targets = targets.to(logits.device, torch.float32)
-        return F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / logits.shape[0]
+    def output(self, outputs: ITNetModelOutput, predictions: dict, labels: Tensor | None = None, **kwargs):
+        loss, logits = None, predictions["logits"]
+        if labels is not None:
+            is_index = check_tensor(labels, "labels").dim() == 1
+            check_labels(labels, logits, "single_label_classification" if is_index else "multi_label_classification")
+            targets = F.one_hot(labels, self.num_labels) if is_index else labels
+            targets = targets.to(logits.device, torch.float32)
+            loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="sum") / len(logits)
+        return super().output(outputs, predictions, labels, loss, **kwargs)
 
 
 @auto_docstring(
@@ -98,19 +92,6 @@ class ITNetForVisualQuestionAnswering(ITNetImageTextInputs, ITNetPooledClassifie
 )
 class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClassifier):
     num_images = num_inputs = 2
-
-    def pairs(self, pixel_values: Tensor | None, text: dict) -> tuple[Tensor, dict]:
-        """All pairs of an image and a text, the two of a sample beside each other: [2 B, ...]."""
-        shape = None if pixel_values is None else list(check_tensor(pixel_values, "pixel_values").shape)
-        if shape is None or len(shape) != 5 or shape[1] != self.num_images:
-            raise ValueError(
-                f"`pixel_values` {shape} must be [batch, {self.num_images}, channels, height, width]: "
-                f"{self.num_images} images for each text"
-            )
-        for name, value in text.items():
-            if value is not None and check_tensor(value, name).dim() > 1:
-                text[name] = value.repeat_interleave(self.num_images, dim=0)
-        return pixel_values.flatten(0, 1), text
 
 
 def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tensor:

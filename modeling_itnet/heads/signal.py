@@ -9,13 +9,13 @@ from transformers.utils.generic import can_return_tuple
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Coordinates, integral_transform
 
-from ..domain import Domain, check_mask
+from ..checks import check_mask, check_shape
+from ..domain import Domain
 from ..encoders.signal import signal_measure
 from ..layers import ITNetFeedForward
-from ..modeling_itnet import main_input_first
+from ..modeling_itnet import INPUTS, ITNetHead, main_input_first
 from ..operator import ITNetKernel
 from ..outputs import SignalRegressionOutput
-from .common import ITNetHead
 from .interpolation import shepard_interpolation
 
 
@@ -56,16 +56,10 @@ class ITNetQueryLayer(nn.Module):
         places = Coordinates(query_positions, domain.frequencies, name="query_positions")
         hidden_states = hidden_states + self.position_projection(places.features_in(features.dtype))  # v
         queries = self.query_norm(hidden_states)
-        integral = integral_transform(
-            features.unflatten(-1, (num_heads, -1)),
-            domain.coordinates,
-            self.kernel(domain.frequencies),
-            measure=domain.measure,
-            queries=queries.unflatten(-1, (num_heads, -1)),
-            query_positions=places,
-            is_causal=is_causal,
-            backend=self.config.backend,
-        )
+        u, kernel = features.unflatten(-1, (num_heads, -1)), self.kernel(domain.frequencies)
+        given = {"queries": queries.unflatten(-1, (num_heads, -1)), "query_positions": places}
+        settings = {"measure": domain.measure, "is_causal": is_causal, "backend": self.config.backend}
+        integral = integral_transform(u, domain.coordinates, kernel, **given, **settings)
         hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
         hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
         return self.layernorm(hidden_states)
@@ -93,7 +87,7 @@ class ITNetForSignalRegression(ITNetHead):
 
     @main_input_first
     @can_return_tuple
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         signal_values: Tensor | None = None,
@@ -106,31 +100,8 @@ class ITNetForSignalRegression(ITNetHead):
         labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SignalRegressionOutput:
-        r"""
-        signal_values (`torch.FloatTensor` of shape `(batch_size, num_positions, signal_feature_size)`, *optional*):
-            Values of the input function.
-        positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
-            Where they were taken. Without the first axis the batch shares them.
-        query_positions (`torch.FloatTensor` of shape `(batch_size, num_queries, position_dim)`, *optional*):
-            Where the output function is wanted, with or without the first axis. Default: at `positions`; a causal
-            model has no other choice, as it sees the past by the order of `positions`.
-        measure (`torch.FloatTensor` of shape `(batch_size, num_positions)`, *optional*):
-            Quadrature weights of the positions; normalised to sum to 1. Uniform if not given.
-        query_mask (`torch.Tensor` of shape `(batch_size, num_queries)`, *optional*):
-            1 for each query position that counts in the loss, 0 for padding. Every sample counts alike, however
-            many positions it has.
-        labels (`torch.FloatTensor` of shape `(batch_size, num_queries, num_labels)`, *optional*):
-            Values of the output function at the query positions. The loss is the error that `config.signal_loss`
-            names.
-        """
-        outputs = self.itnet(
-            signal_values=signal_values,
-            inputs_embeds=inputs_embeds,
-            positions=positions,
-            measure=measure,
-            attention_mask=attention_mask,
-            **kwargs,
-        )
+        signal = {"signal_values": signal_values, "inputs_embeds": inputs_embeds, "positions": positions}
+        outputs = self.itnet(**signal, measure=measure, attention_mask=attention_mask, **kwargs)
         features = outputs.last_hidden_state
         query_positions = self._queries(query_positions, positions, features.shape[0])
         measure = signal_measure(features, measure, attention_mask)
@@ -138,7 +109,7 @@ class ITNetForSignalRegression(ITNetHead):
         hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)
-        return self.output(outputs, loss, predictions=predictions)
+        return self.output(outputs, {"predictions": predictions}, loss=loss)
 
     def _queries(self, query_positions: Tensor | None, positions: Tensor, batch: int) -> Tensor:
         dim = self.config.position_dim
@@ -148,17 +119,11 @@ class ITNetForSignalRegression(ITNetHead):
                 "what an output may see follows from its place among `positions`"
             )
         query_positions = positions if query_positions is None else query_positions
-        shape = list(query_positions.shape)
-        if len(shape) not in (2, 3) or shape[-1] != dim or shape[-2] == 0 or (len(shape) == 3 and shape[0] != batch):
-            raise ValueError(f"`query_positions` {shape} must be [queries, {dim}] or [{batch}, queries, {dim}]")
-        return query_positions
+        return check_shape(query_positions, "query_positions", ["queries", dim], [batch, "queries", dim])
 
     def task_loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
         """Every sample counts alike, however many queries it has."""
-        if labels.shape != predictions.shape:
-            raise ValueError(
-                f"`labels` {list(labels.shape)} must be {list(predictions.shape)}: [batch, queries, `num_labels`]"
-            )
+        check_shape(labels, "labels", list(predictions.shape), note=": [batch, queries, `num_labels`]")
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
         count = predictions.shape[1]
         if query_mask is not None:

@@ -12,13 +12,14 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
+from ..modeling_itnet import INPUTS, ITNetHead
 from ..outputs import (
     ITNetMaskedLMOutput,
     ITNetModelOutput,
     ITNetQuestionAnsweringModelOutput,
     ITNetTokenClassifierOutput,
 )
-from .common import ITNetHead, ITNetPooledClassifier
+from .common import ITNetPooledClassifier
 
 
 class ITNetTextInputs:
@@ -28,7 +29,7 @@ class ITNetTextInputs:
     main_input_name = "input_ids"
 
     @can_return_tuple
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -40,26 +41,14 @@ class ITNetTextInputs:
         **kwargs: Unpack[TransformersKwargs],
     ) -> ModelOutput:
         r"""
-        labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, sequence_length)`, *optional*):
-            Of texts as in [`ITNetForImageClassification`]. Of tokens: the class of every token, or the token id of
-            every masked one, and -100 where there is none; they take `label_smoothing` too.
-
         Returns:
             [`SequenceClassifierOutput`], [`MaskedLMOutput`] or [`TokenClassifierOutput`]: the `loss` if there are
             `labels`, `logits` of every text or token, `hidden_states` if asked for, and a `proposal_loss` in training
             with Monte Carlo integration. With `return_dict=False`, a tuple of these.
         """
-        outputs = self.itnet(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.scores(outputs)
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
 
 @auto_docstring(
@@ -137,7 +126,7 @@ class ITNetForQuestionAnswering(ITNetHead):
         self.post_init()
 
     @can_return_tuple
-    @auto_docstring
+    @auto_docstring(custom_args=INPUTS)
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -149,14 +138,7 @@ class ITNetForQuestionAnswering(ITNetHead):
         end_positions: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        r"""
-        start_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-            Index of the first token of the answer. One beyond the text is ignored.
-        end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-            Index of the last token of the answer; goes with `start_positions`.
-        """
-        text = {"input_ids": input_ids, "token_type_ids": token_type_ids, "position_ids": position_ids}
-        outputs = self.itnet(attention_mask=attention_mask, inputs_embeds=inputs_embeds, **text, **kwargs)
+        outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, n] each
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)  # None without positions
-        return self.output(outputs, loss, start_logits=start_logits, end_logits=end_logits)
+        return self.output(outputs, {"start_logits": start_logits, "end_logits": end_logits}, loss=loss)

@@ -60,31 +60,33 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
             values |= {"do_convert_rgb": False, "image_mean": half, "image_std": half}
         return cls(**{**values, **kwargs})
 
-    def preprocess(self, images, *args, **kwargs):
-        """As in the base class, but an error names the shape of what is no image, and does not print its pixels."""
-        _check_images(images)
-        return super().preprocess(images, *args, **kwargs)
+    def _prepare_image_like_inputs(self, images, do_convert_rgb=None, **kwargs) -> list[np.ndarray]:
+        """Arrays [channels, height, width] of the images, one by one; says which have the wrong number of channels.
 
-    def process_image(self, image, do_convert_rgb=None, input_data_format=None, **kwargs) -> np.ndarray:
-        """One image as an array [channels, height, width]; says so if it has the wrong number of channels."""
-        mode = image.mode if isinstance(image, Image.Image) else None
-        if mode == "P" and not do_convert_rgb:
-            raise ValueError(
-                "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
-            )
-        if (mode or "").startswith("I;16") or getattr(image, "dtype", None) == np.uint16:
-            eight_bits = (np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8)  # white stays white
-            image = Image.fromarray(eight_bits) if mode else eight_bits
-        if self.num_channels == 1 and mode == "RGB":  # pipelines turn every image to RGB, grey ones too
-            image = image.convert("L")
-        array = super().process_image(image, do_convert_rgb, input_data_format, **kwargs)
-        if len(array) != self.num_channels:
-            kind = f"of mode {mode!r}" if mode else "given as an array"
-            raise ValueError(
-                f"an image {kind} has {len(array)} channels, but `num_channels` is {self.num_channels}: convert it, "
-                f"or set `do_convert_rgb` (now {do_convert_rgb}) and `num_channels` to what the model takes"
-            )
-        return array
+        As in the base class, but errors name the shape of what is no image, and do not print its pixels.
+        """
+        _check_images(images)
+        arrays = []
+        for image in self._prepare_images_structure(images):
+            mode = image.mode if isinstance(image, Image.Image) else None
+            if mode == "P" and not do_convert_rgb:
+                raise ValueError(
+                    "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
+                )
+            if (mode or "").startswith("I;16") or getattr(image, "dtype", None) == np.uint16:
+                eight_bits = (np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8)  # white stays white
+                image = Image.fromarray(eight_bits) if mode else eight_bits
+            if self.num_channels == 1 and mode == "RGB":  # pipelines turn every image to RGB, grey ones too
+                image = image.convert("L")
+            arrays.append(self.process_image(image, do_convert_rgb, **kwargs))
+            if len(arrays[-1]) != self.num_channels:
+                kind = f"of mode {mode!r}" if mode else "given as an array"
+                raise ValueError(
+                    f"an image {kind} has {len(arrays[-1])} channels, but `num_channels` is {self.num_channels}: "
+                    f"convert it, or set `do_convert_rgb` (now {do_convert_rgb}) and `num_channels` to what the model "
+                    "takes"
+                )
+        return arrays
 
 
 def _check_images(images) -> None:

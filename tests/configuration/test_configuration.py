@@ -397,7 +397,7 @@ class TestDocstring:
         assert set(re.findall(r"^ {8}(\w+) \(`", ITNetConfig.__doc__, re.MULTILINE)) == OWN_FIELDS
 
     def test_states_the_defaults(self):
-        stated = dict(re.findall(r"^ {8}(\w+) \(.*defaults to `?([^`)]+)`?\):$", ITNetConfig.__doc__, re.MULTILINE))
+        stated = dict(re.findall(r"^ {8}(\w+) \(.*?defaults to `?([^`)]+)`?\):", ITNetConfig.__doc__, re.MULTILINE))
         defaults = {f.name: f.default for f in dataclasses.fields(ITNetConfig) if f.name in OWN_FIELDS}
         unstated = {name for name, value in defaults.items() if value is None} | {"kernel_inputs"}
         assert stated.keys() == OWN_FIELDS - unstated

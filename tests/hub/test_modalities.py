@@ -71,8 +71,7 @@ class ITNetForTideClassification(ITNetPooledClassifier):
     def forward(self, levels=None, hours=None, labels=None, **kwargs):
         outputs = self.itnet(levels=levels, hours=hours, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        return self.output(outputs, loss, labels, kwargs.get("num_items_in_batch"), logits=logits)
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
 
 class TideProcessor(FeatureExtractionMixin):
