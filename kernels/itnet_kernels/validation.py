@@ -61,9 +61,8 @@ def check_features(name: str, features: Tensor) -> None:
 
 def is_one_of(shape: Sequence[int], *allowed: Sequence[int]) -> bool:
     """Whether a shape is allowed. A compiled graph knows sizes by symbols, which `in` cannot compare."""
-    return any(
-        len(shape) == len(other) and all(a == b for a, b in zip(shape, other, strict=True)) for other in allowed
-    )
+    same_length = (other for other in allowed if len(other) == len(shape))
+    return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in same_length)
 
 
 def check_positions(
@@ -92,9 +91,8 @@ def check_positions(
 
 def check_measure(measure: Tensor, batch: int, num_keys: int) -> None:
     if list(measure.shape) != [batch, num_keys]:
-        raise ValueError(
-            f"`measure` {list(measure.shape)} must be [{batch}, {num_keys}], one weight for each key of `u`"
-        )
+        shape = list(measure.shape)
+        raise ValueError(f"`measure` {shape} must be [{batch}, {num_keys}], one weight for each key of `u`")
     if not measure.is_floating_point():
         raise ValueError(f"`measure` must be a floating-point tensor, got {measure.dtype}")
     if may_look_at(measure) and not bool((measure >= 0).all()):  # also catches NaN
@@ -108,12 +106,7 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
     width = weights.w1.shape[0]
     columns = kernel_input_size(weights.inputs, *weights.fourier.shape, head_dim)
     heads = 1 if weights.w2.shape[0] == 1 else num_heads
-    expected = {
-        "w1": [width, columns],
-        "b1": [width],
-        "w2": [heads, head_dim**2, width],
-        "b2": [heads, head_dim**2],
-    }
+    expected = {"w1": [width, columns], "b1": [width], "w2": [heads, head_dim**2, width], "b2": [heads, head_dim**2]}
     if (weights.w_mid is None) != (weights.b_mid is None):
         raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
     if weights.w_mid is not None:

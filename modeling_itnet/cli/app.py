@@ -2,12 +2,9 @@
 """What the sub-commands share."""
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from configuration_itnet import ITNetConfig
 
@@ -16,6 +13,11 @@ from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 
 #: The sub-commands that have been loaded. The application is `itnet_command.app`.
 commands = typer.Typer(callback=lambda: None)  # with a callback it stays a group, even of one
+
+
+def given(**options) -> dict:
+    """The options that the user has given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def load_config(name: str, **overrides) -> ITNetConfig:
@@ -45,28 +47,6 @@ def load_model(folder: Path) -> ITNetPreTrainedModel:
     if not folder.is_dir():
         raise ValueError(f"no such checkpoint folder: {folder}")
     return model_class(load_config(str(folder))).from_pretrained(folder).eval()
-
-
-def check_new_folder(folder: Path, overwrite: bool, source: Path | None = None) -> None:
-    """Refuses to write a checkpoint over its source, and to a folder with other files unless the user says so."""
-    if source is not None and source.resolve() == folder.resolve():
-        raise ValueError(f"what is made of {source} needs another folder than {folder}")
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file, not a folder")
-    if overwrite or not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
-        return
-    held = "a checkpoint" if (folder / "config.json").exists() else "files"
-    raise ValueError(f"{folder} holds {held} already; choose another folder, delete it or add --overwrite")
-
-
-def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[str] = ()) -> None:
-    """Prints rows under their headings; the columns ``texts`` begin on the left, those of numbers end on the right."""
-    grid = Table(title=title, title_justify="left")
-    for heading in headings:
-        grid.add_column(heading, justify="left" if heading in texts else "right")
-    for row in rows:
-        grid.add_row(*row)
-    Console().print(grid)
 
 
 def print_json(values) -> None:

@@ -13,8 +13,6 @@ from ..analysis.parameters import count_parameters
 from ..modalities import find_head
 from ..modeling_itnet import ITNetModel
 
-_TEMPLATE = Path(__file__).with_name("card_template.md")
-
 
 def model_card(
     name: str,
@@ -34,7 +32,6 @@ def model_card(
 
     Args:
         name: Repository id (owner/name), or the name of a folder.
-        config, model_class: What the model is made of.
         results: What a trained model reached; `metric_args={"command": ...}` says how to reproduce each of them.
         is_random: The weights are those of a new model.
         has_code: The folder holds the code that `trust_remote_code=True` runs.
@@ -59,7 +56,7 @@ def model_card(
     )
     return ModelCard.from_template(
         data,
-        template_path=str(_TEMPLATE),
+        template_path=str(Path(__file__).with_name("card_template.md")),
         title=title or short_name,
         repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
         config=config,

@@ -69,9 +69,8 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
         """One image as an array [channels, height, width]; says so if it has the wrong number of channels."""
         mode = image.mode if isinstance(image, Image.Image) else None
         if mode == "P" and not do_convert_rgb:
-            raise ValueError(
-                "an image of mode 'P' holds palette indices, not colours: pass `do_convert_rgb=True` or convert it"
-            )
+            fault = "holds palette indices, not colours"
+            raise ValueError(f"an image of mode 'P' {fault}: pass `do_convert_rgb=True` or convert it")
         if (mode or "").startswith("I;16") or getattr(image, "dtype", None) == np.uint16:
             eight_bits = (np.asarray(image).astype(np.uint16) / 257).round().astype(np.uint8)  # white stays white
             image = Image.fromarray(eight_bits) if mode else eight_bits
@@ -99,15 +98,9 @@ def _check_images(images) -> None:
     elif isinstance(images, Image.Image) and images.mode in ("I", "F"):  # a conversion would cut values off at 255
         lowest, highest = images.getextrema()
         if lowest < 0 or highest > 255:
-            raise ValueError(
-                f"an image of mode {images.mode!r} holds values from {lowest} to {highest}: scale them to 0 to 255 "
-                "first"
-            )
-    elif hasattr(images, "shape"):
-        shape = list(images.shape)
-        if len(shape) < 3:
-            raise ValueError(
-                f"an array {shape} is no image: it needs an axis of channels, as in `array[None]`, [1, height, width]"
-            )
-        if 0 in shape:
-            raise ValueError(f"an array {shape} is no image: it has no pixels")
+            values = f"holds values from {lowest} to {highest}"
+            raise ValueError(f"an image of mode {images.mode!r} {values}: scale them to 0 to 255 first")
+    elif hasattr(images, "shape") and (len(images.shape) < 3 or 0 in images.shape):
+        needs = "it needs an axis of channels, as in `array[None]`, [1, height, width]"
+        fault = needs if len(images.shape) < 3 else "it has no pixels"
+        raise ValueError(f"an array {list(images.shape)} is no image: {fault}")

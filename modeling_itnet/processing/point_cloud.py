@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
-from .common import CheckedSettings, as_array, pad
+from .common import CheckedSettings, as_array, stack, stack_mask
 
 
 class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
@@ -53,12 +53,9 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
             raise ValueError(f"`scale_range` ({scale_range}) must be (lowest, highest), both positive and finite")
         if not 0 <= jitter_std < np.inf:
             raise ValueError(f"`jitter_std` ({jitter_std}) must be zero or more, and finite")
-        self.num_points = num_points
-        self.do_normalize = do_normalize
-        self.scale_range = list(scale_range)
-        self.jitter_std = jitter_std
-        self.do_rotate = do_rotate
-        self.gravity_axis = gravity_axis
+        self.num_points, self.do_normalize = num_points, do_normalize
+        self.scale_range, self.jitter_std = list(scale_range), jitter_std
+        self.do_rotate, self.gravity_axis = do_rotate, gravity_axis
         self.features_are_normals = features_are_normals
         super().__init__(**kwargs)
 
@@ -85,24 +82,22 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
             `points` `[B, n, 3]`, `attention_mask` `[B, n]`, and `point_features` `[B, n, c]` if given.
         """
         clouds = _as_clouds(points, "points")
-        features = None if point_features is None else _as_clouds(point_features, "point_features")
-        if features is not None and len(features) != len(clouds):
+        if point_features is None:
+            features = [np.zeros((len(cloud), 0)) for cloud in clouds]
+        else:
+            features = _as_clouds(point_features, "point_features")
+        if len(features) != len(clouds):
             raise ValueError(f"`point_features` holds {len(features)} clouds, `points` {len(clouds)}")
-        if generator is None:
-            generator = np.random.default_rng() if augment else np.random.default_rng(0)
+        generator = generator or np.random.default_rng(None if augment else 0)
         done = []
-        for index, cloud in enumerate(clouds):
+        for index, (cloud, feature) in enumerate(zip(clouds, features, strict=True)):
             _check(cloud, [None, 3], f"`points` of cloud {index}")
-            feature = np.zeros((len(cloud), 0)) if features is None else features[index]
             _check(feature, [len(cloud), None], f"`point_features` of cloud {index}")
             done.append(self._process(cloud.astype(np.float64), feature, augment, generator))
-        most = max(len(cloud) for cloud, _ in done)
-        data = {
-            "points": np.stack([pad(cloud, most) for cloud, _ in done]),
-            "attention_mask": np.stack([pad(np.ones(len(cloud), dtype=np.int64), most) for cloud, _ in done]),
-        }
+        clouds, features = zip(*done, strict=True)
+        data = {"points": stack(clouds), "attention_mask": stack_mask(clouds)}
         if point_features is not None:
-            data["point_features"] = np.stack([pad(feature, most) for _, feature in done])
+            data["point_features"] = stack(features)
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _process(self, points: np.ndarray, features: np.ndarray, augment: bool, generator):
@@ -126,12 +121,9 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
 
 def _rotation(angle: float, axis: int) -> np.ndarray:
     """Rotation matrix [3, 3] about a coordinate axis."""
-    first, second = (axis + 1) % 3, (axis + 2) % 3
-    matrix = np.eye(3)
-    matrix[first, first] = matrix[second, second] = np.cos(angle)
-    matrix[second, first] = np.sin(angle)
-    matrix[first, second] = -matrix[second, first]
-    return matrix
+    cosine, sine = np.cos(angle), np.sin(angle)
+    about_z = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
+    return np.roll(about_z, axis + 1, axis=(0, 1))
 
 
 def _as_clouds(values: Any, name: str) -> list[np.ndarray]:
