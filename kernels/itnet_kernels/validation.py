@@ -32,9 +32,8 @@ def check_operands(
     if queries is not None:
         check_features("queries", queries)
         if queries.shape[0] != u.shape[0] or queries.shape[2:] != u.shape[2:]:
-            raise ValueError(
-                f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)} in batch, heads and head size"
-            )
+            shapes = f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)}"
+            raise ValueError(f"{shapes} in batch, heads and head size")
     keys = check_positions("positions", positions, "u", u, weights)
     check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
     if queries is None:
@@ -44,17 +43,14 @@ def check_operands(
 
 def check_causal(num_queries: int, num_keys: int) -> None:
     if num_queries > num_keys:
-        raise ValueError(
-            f"a causal operator needs at least as many keys as queries: `u` has {num_keys} positions, "
-            f"`queries` {num_queries}"
-        )
+        given = f"`u` has {num_keys} positions, `queries` {num_queries}"
+        raise ValueError(f"a causal operator needs at least as many keys as queries: {given}")
 
 
 def check_features(name: str, features: Tensor) -> None:
     if features.dim() != 4 or 0 in features.shape:
-        raise ValueError(
-            f"`{name}` must have shape [batch, positions, heads, head size] with no size 0, got {list(features.shape)}"
-        )
+        expected = "[batch, positions, heads, head size] with no size 0"
+        raise ValueError(f"`{name}` must have shape {expected}, got {list(features.shape)}")
     if not features.is_floating_point():
         raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
 
@@ -133,7 +129,5 @@ def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) 
 def check_per_pair(name: str, tensor: Tensor, indices: Tensor) -> None:
     """A number for each listed key."""
     if tensor.shape != indices.shape or not tensor.is_floating_point():
-        raise ValueError(
-            f"`{name}` must be a floating-point tensor of the shape of `indices` {list(indices.shape)}, got "
-            f"{tensor.dtype} {list(tensor.shape)}"
-        )
+        expected = f"a floating-point tensor of the shape of `indices` {list(indices.shape)}"
+        raise ValueError(f"`{name}` must be {expected}, got {tensor.dtype} {list(tensor.shape)}")

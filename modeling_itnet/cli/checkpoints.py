@@ -11,10 +11,10 @@ from typer import Argument, Option, echo
 from configuration_itnet import MODALITIES, find_modality
 
 from ..hub import create_checkpoint, export_to_hub_folder, preset_cards, task_classes
-from .app import commands, given, load_model, print_json
-from .inputs import read_inputs, read_processors
+from . import commands, given, print_json
+from .inputs import load_model, read_inputs, read_processors
 
-_TASKS = f"A head: {', '.join(task_classes())}, or the Hub's name, as fill-mask. None: no head."
+_TASKS = f"A head: {', '.join(task_classes())}, or the Hub's name of one, as fill-mask. Without it, no head."
 _DATA = "Calibration data: image or text files, a folder of them, a parquet file, .npy or .npz."
 Overwrite = Annotated[bool, Option("--overwrite", help="Write into the folder although it holds files.")]
 
@@ -22,14 +22,14 @@ Overwrite = Annotated[bool, Option("--overwrite", help="Write into the folder al
 @commands.command()
 def create(
     preset: Annotated[str, Argument(help="itnet-tiny, -pc, -small, -base or -large.")],
-    folder: Annotated[Path, Argument(help="Where to: a new or empty folder.")],
+    folder: Annotated[Path, Argument(help="New or empty folder to write the model to.")],
     modality: Annotated[str | None, Option(help=f"One of {', '.join(MODALITIES)}.")] = None,
     mode: Annotated[str | None, Option(help="exact, monte_carlo, low_rank or auto.")] = None,
     task: Annotated[str | None, Option(help=_TASKS)] = None,
-    num_labels: Annotated[int | None, Option(help="Classes of the head.")] = None,
+    num_labels: Annotated[int | None, Option(help="Number of classes of the head.")] = None,
     tokenizer: Annotated[str | None, Option(help="Tokenizer to use: a folder or a Hub id.")] = None,
     texts: Annotated[list[Path], Option("--text", help="Text file to train a tokenizer on; may be repeated.")] = (),
-    seed: Annotated[int, Option(help="Of the weights.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the random weights.")] = 0,
     settings: Annotated[list[str], Option("--set", help="Any other argument of ITNetConfig, as name=value.")] = (),
     overwrite: Overwrite = False,
 ) -> None:
@@ -46,8 +46,8 @@ def create(
 @commands.command()
 def export(
     checkpoint: Annotated[Path, Argument(help="Folder with a trained or new model.")],
-    folder: Annotated[Path, Argument(help="Where to write it, with code: a new or empty folder.")],
-    max_shard_size: Annotated[str, Option(help="Largest weight file.")] = "50GB",
+    folder: Annotated[Path, Argument(help="New or empty folder to write the model to, with its code.")],
+    max_shard_size: Annotated[str, Option(help="Size of the largest weight file.")] = "50GB",
     push: Annotated[str | None, Option(help="Hub repository to upload it to as well.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -63,13 +63,13 @@ def export(
 @commands.command()
 def convert(
     checkpoint: Annotated[Path, Argument(help="Folder with an exact model.")],
-    folder: Annotated[Path, Argument(help="Where to write the converted model: a new or empty folder.")],
+    folder: Annotated[Path, Argument(help="New or empty folder to write the converted model to.")],
     to: Annotated[str, Option(help="low_rank, auto (both kinds of weights) or monte_carlo.")] = "low_rank",
     rank: Annotated[int, Option(min=1, help="Rank per head of the low-rank kernel.")] = 8,
     num_samples: Annotated[int | None, Option(min=1, help="Samples per query of Monte Carlo integration.")] = None,
     data: Annotated[list[Path], Option(help=_DATA)] = (),
-    limit: Annotated[int, Option(min=1, help="Inputs to calibrate on.")] = 64,
-    batch_size: Annotated[int, Option(min=1, help="Inputs per batch.")] = 16,
+    limit: Annotated[int, Option(min=1, help="Number of inputs to calibrate on.")] = 64,
+    batch_size: Annotated[int, Option(min=1, help="Number of inputs per batch.")] = 16,
     steps: Annotated[int, Option(min=0, help="Optimisation steps per layer, and for all layers together.")] = 300,
     as_json: Annotated[bool, Option("--json", help="Print the errors as JSON.")] = False,
     overwrite: Overwrite = False,
@@ -106,11 +106,11 @@ def cards(
     stale = []
     for name, text in preset_cards().items():
         path = folder / name
-        if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
-            stale.append(name)
-        elif not check:
+        if not check:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
     if stale:
         raise ValueError(f"out of date: {', '.join(stale)}; run `itnet cards {folder}`")
 

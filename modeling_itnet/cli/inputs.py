@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to forward arguments, by way of a checkpoint's own processor."""
+"""What commands are given: presets, checkpoint folders, and files that become forward arguments."""
 
 from pathlib import Path
 
@@ -12,13 +12,43 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from configuration_itnet import ITNetConfig, find_modality
 
-from ..modalities import load
+from ..modalities import find_heads, load
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from ..processing import read_points
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 TEXT_SUFFIXES = (".txt", ".md")
 ARRAY_SUFFIXES = (".npy", ".xyz", ".csv", ".txt")
 MESH_SUFFIXES = (".off", ".ply")
+
+
+def load_config(name: str, **overrides) -> ITNetConfig:
+    """A preset by name, or the configuration of a checkpoint folder."""
+    if not Path(name).is_dir():
+        return ITNetConfig.from_preset(name, **overrides)
+    if not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is no checkpoint: it has no config.json")
+    if overrides:
+        raise ValueError(
+            f"{', '.join(overrides)} cannot be changed: {name} is a checkpoint with its own configuration"
+        )
+    return ITNetConfig.from_pretrained(name)
+
+
+def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
+    """The class that a model was saved in; the bare model for a preset."""
+    classes = {cls.__name__: cls for cls in (ITNetModel, *(cls for cls, _, _ in find_heads()))}
+    name = (config.architectures or ["ITNetModel"])[0]
+    if name not in classes:
+        raise ValueError(f"the checkpoint was saved as {name}, which is none of {', '.join(classes)}")
+    return classes[name]
+
+
+def load_model(folder: Path) -> ITNetPreTrainedModel:
+    """The model of a checkpoint folder, in the class that it was saved in."""
+    if not folder.is_dir():
+        raise ValueError(f"no such checkpoint folder: {folder}")
+    return model_class(load_config(str(folder))).from_pretrained(folder).eval()
 
 
 def read_processors(checkpoint: Path) -> list:

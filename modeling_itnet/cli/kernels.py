@@ -13,8 +13,8 @@ from configuration_itnet import MODALITIES, find_modality
 
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
-from .app import commands, load_model
-from .inputs import TEXT_SUFFIXES, process, read_inputs, read_processors
+from . import commands
+from .inputs import TEXT_SUFFIXES, load_model, process, read_inputs, read_processors
 
 
 @commands.command()
@@ -84,5 +84,5 @@ def _queries(texts: list[str], read: Callable, expected: str) -> list | None:
 def _patch(text: str) -> str | tuple[int, int]:
     if text == "cls":
         return text
-    row, column = map(int, text.split(","))
-    return row, column
+    row, column = text.split(",")
+    return int(row), int(column)

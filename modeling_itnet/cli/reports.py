@@ -17,7 +17,8 @@ from configuration_itnet import ITNetConfig, preset_names
 from ..analysis.costs import MODES, Cost, attention_layer, itnet_layer, model_costs, peer_name, peer_parameters
 from ..analysis.parameters import ParameterTable, parameter_table
 from ..special_cases.verify import theorem_table
-from .app import commands, given, load_config, model_class, print_json
+from . import commands, given, print_json
+from .inputs import load_config, model_class
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
@@ -137,7 +138,7 @@ def _now(device: str) -> float:
 
 @commands.command()
 def verify(
-    seed: Annotated[int, Option(help="Of the random weights and signals.")] = 0, as_json: AsJson = False
+    seed: Annotated[int, Option(help="Seed of the random weights and signals.")] = 0, as_json: AsJson = False
 ) -> None:
     """Measure the paper's theorems: convolution, attention and recurrence as integral operators. Exit code 1 if one
     of them does not hold."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, echo
 
 from ..training.recipes import find_clone, find_recipe, read_recipe
-from .app import commands
+from . import commands
 
 
 @commands.command()

@@ -21,13 +21,10 @@ def register_modality(modality: Modality) -> None:
     The encoder, the heads and the processor are classes of modules that can be imported by name. An exported model
     takes along these modules and what they import of their own packages: call this function from another module.
     """
-    if modality.name in MODALITIES:
-        if MODALITIES[modality.name] == modality:
-            return
+    if MODALITIES.get(modality.name, modality) != modality:
         raise ValueError(f"`modality` ({modality.name!r}) is in the table already, with other values")
-    for reference in (*modality.exported, modality.reader, modality.plot):
-        if reference is not None:
-            load(reference)  # an error here leaves the table as it was
+    for reference in filter(None, (*modality.exported, modality.reader, modality.plot)):
+        load(reference)  # an error here leaves the table as it was
     MODALITIES[modality.name] = modality
     register_auto_classes()
 

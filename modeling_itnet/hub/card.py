@@ -36,8 +36,7 @@ def model_card(
         is_random: The weights are those of a new model.
         has_code: The folder holds the code that `trust_remote_code=True` runs.
         title: Heading of the card; by default the name without its owner.
-        datasets: Hub ids of the training data.
-        about_data: What the model was trained and tested on, as text for the card.
+        datasets, about_data: Hub ids of the training data, and a text on what the model was trained and tested on.
         preset: The model is a size that `itnet create` makes, not a folder.
     """
     with torch.device("meta"):
@@ -75,13 +74,11 @@ def model_card(
 
 def result_task(model_class: type) -> str:
     """What the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
-    head = find_head(model_class)
-    return "other" if head is None else head.hub_task or "other"
+    return getattr(find_head(model_class), "hub_task", None) or "other"
 
 
 def preset_cards() -> dict[str, str]:
     """File name -> card of every preset."""
-    return {
-        f"{name}.md": str(model_card(name, ITNetConfig.from_preset(name), is_random=True, preset=name))
-        for name in preset_names()
-    }
+    configs = {name: ITNetConfig.from_preset(name) for name in preset_names()}
+    cards = {name: model_card(name, config, is_random=True, preset=name) for name, config in configs.items()}
+    return {f"{name}.md": str(card) for name, card in cards.items()}

@@ -108,17 +108,14 @@ def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_leng
     [MASK] of" gives the tokens that masking the middle of "the kernel of" gives in training. Pairs of texts get
     `token_type_ids`.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]"))
+    _check_texts(texts)
+    backend = Tokenizer(models.BPE(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
-    if texts:
-        _check_texts(texts)
-        tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": alphabet}
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
-        backend.train([str(path) for path in texts], trainer)
+    tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
+    backend.train([str(path) for path in texts], trainer)
     ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
@@ -138,5 +135,5 @@ def _check_texts(paths: Sequence[str | os.PathLike]) -> None:
             texts.append(Path(path).read_text(encoding="utf-8").strip())
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is no text in UTF-8: {error}") from error
-    if not any(texts):
+    if paths and not any(texts):
         raise ValueError(f"there is no text to train a tokenizer on in {', '.join(map(str, paths))}")

@@ -81,9 +81,9 @@ def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> Non
 
 
 def _for_one(modality: Modality, module: Module) -> Module:
-    """The module as an exported model has it: the table with its own row and that of a default configuration, which
-    Transformers makes to compare with, of both what a configuration reads, and a function in place of the other module
-    that reads the table."""
+    """The module as an exported model has it. The table has two rows, the model's own and that of a default
+    configuration, which Transformers makes to compare with; both hold only what a configuration reads. The module that
+    finds encoders becomes one function."""
     if module.name == Modality.__module__:
         empty = {name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot")}
         rows = [replace(row, **empty, title="", inputs="") for row in (find_modality(ITNetConfig.modality), modality)]
@@ -122,11 +122,13 @@ def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str
     """The module's source with flat imports, and the modules that it imports; none of those that are ``absent``."""
     lines = module.source.splitlines()
     optional = {node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)}
-    imported, edits = [], []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import) and any(_is_ours(alias.name) for alias in node.names):
-            raise ValueError(f"{module.name}:{node.lineno}: write `from package import name`, not `import package`")
-        if not isinstance(node, ast.ImportFrom):
+    imports = [node for node in ast.walk(module.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imported = []
+    for node in sorted(imports, key=lambda node: -node.lineno):  # from the last, so that line numbers stay true
+        if isinstance(node, ast.Import):
+            if any(_is_ours(alias.name) for alias in node.names):
+                where = f"{module.name}:{node.lineno}"
+                raise ValueError(f"{where}: write `from package import name`, not `import package`")
             continue
         target = _target(module, node)
         if not _is_ours(target) or (node.level == 0 and node in optional):
@@ -136,8 +138,6 @@ def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str
             definer = _definer(target, alias.name, f"{module.name}:{node.lineno}")
             by_definer.setdefault(definer, []).append(ast.unparse(alias))
         imported += [definer for definer in by_definer if definer not in absent]
-        edits.append((node, by_definer))
-    for node, by_definer in sorted(edits, key=lambda edit: -edit[0].lineno):
         margin = " " * node.col_offset
         lines[node.lineno - 1 : node.end_lineno] = [
             "\n".join(_ABSENT.format(name=name) for name in names)
@@ -167,7 +167,7 @@ def _definer(target: str, name: str, where: str) -> str:
     return target
 
 
-def _is_ours(module: str | None) -> bool:
+def _is_ours(module: str) -> bool:
     """Whether a module is exported with what imports it: those of the packages that the table of modalities names."""
     named = {reference.split(":")[0].split(".")[0] for row in MODALITIES.values() for reference in row.exported}
-    return module is not None and module.split(".")[0] in {*PACKAGES, *named} - {""}
+    return module.split(".")[0] in {*PACKAGES, *named} - {""}

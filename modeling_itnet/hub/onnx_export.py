@@ -31,8 +31,7 @@ def export_graph(
     Args:
         model: Any ITNet model; it is exported as it runs in evaluation.
         inputs: Forward arguments. With a dynamic batch, two samples at least.
-        dynamic_batch (`bool`, *optional*, defaults to `True`):
-            The graph takes any number of samples. Graph models have a fixed number.
+        dynamic_batch: The graph takes any number of samples. Graph models have a fixed number.
     """
     dynamic = _dynamic_shapes(inputs, Dim.DYNAMIC if dynamic_batch else None)
     program = torch.export.export(model.eval(), (), dict(inputs), dynamic_shapes=dynamic, strict=False)
@@ -54,11 +53,8 @@ def export_onnx(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with _quiet():
         graph = export_graph(model, inputs, dynamic_batch)
-        names = {
-            "dynamic_shapes": _dynamic_shapes(inputs, "batch" if dynamic_batch else None),
-            "output_names": _output_names(graph),
-        }
-        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, **names)
+        axes, outputs = _dynamic_shapes(inputs, "batch" if dynamic_batch else None), _output_names(graph)
+        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, dynamic_shapes=axes, output_names=outputs)
     return Path(path)
 
 
@@ -91,8 +87,8 @@ def _quiet():
         for logger in levels:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            for category in (FutureWarning, DeprecationWarning):
-                warnings.filterwarnings("ignore", category=category)
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="# The axis name: batch")  # every input has this axis
             yield
     finally:

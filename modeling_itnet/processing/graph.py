@@ -28,8 +28,7 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
     any, every node gets the one feature 1.
 
     Args:
-        num_positions (`int`, *optional*, defaults to 8):
-            Laplacian eigenvectors per node, the model's `position_dim`.
+        num_positions: Laplacian eigenvectors per node, the model's `position_dim`.
     """
 
     model_input_names = ["node_features", "node_types", "positions", "neighbors", "attention_mask"]
@@ -54,11 +53,10 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
         """
         Args:
             graphs: One graph, a list of graphs, or a PyTorch Geometric `Batch`.
-            flip_signs (`bool`, *optional*, defaults to `False`):
-                Negate every eigenvector of every graph with probability 1/2: an augmentation for training, as the sign
-                of an eigenvector means nothing.
-            generator (`np.random.Generator`, *optional*): Source of these signs.
-            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            flip_signs: Negate every eigenvector of every graph with probability 1/2: an augmentation for training, as
+                the sign of an eigenvector means nothing.
+            generator: Source of these signs.
+            return_tensors: `"pt"` or `"np"`.
 
         Returns:
             `node_features` `[B, n, c]` or `node_types` `[B, n]`, `positions` `[B, n, num_positions]`, `neighbors`
@@ -107,12 +105,10 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
     def first(*names: str) -> Any:
         return next((value for value in map(read, names) if value is not None), None)
 
-    edges = first("edge_index")
-    if edges is None:
+    if read("edge_index") is None:
         raise ValueError(f"graph {index} has no `edge_index`: an array [2, edges] of the nodes that each edge joins")
-    edges = as_array(edges, f"`edge_index` of graph {index}")
-    if edges.size == 0:
-        edges = np.zeros((2, 0), dtype=np.int64)
+    edges = as_array(read("edge_index"), f"`edge_index` of graph {index}")
+    edges = edges if edges.size > 0 else np.zeros((2, 0), dtype=np.int64)
     if edges.ndim != 2 or len(edges) != 2 or not np.issubdtype(edges.dtype, np.integer):
         got = f"{edges.dtype} {list(edges.shape)}"
         raise ValueError(f"`edge_index` of graph {index} must be integers [2, edges], got {got}")

@@ -47,9 +47,8 @@ def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndar
     order = np.argsort(label, kind="stable")
     for nodes in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
         if len(nodes) > 1:
-            local = np.full(num_nodes, -1)
-            local[nodes] = np.arange(len(nodes))
-            inside = local[edges[:, label[edges[0]] == label[nodes[0]]]]
+            # The edges of the component, with the numbers that its nodes have in it.
+            inside = np.searchsorted(nodes, edges[:, label[edges[0]] == label[nodes[0]]])
             vectors = _eigenvectors(inside, len(nodes), size)
             magnitude = np.abs(vectors)
             leader = (magnitude > magnitude.max(axis=0) - _TIE).argmax(axis=0)  # the entry that is made positive

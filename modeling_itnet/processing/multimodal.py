@@ -51,9 +51,7 @@ class ITNetProcessor(ProcessorMixin):
 
     def _check_length(self, input_ids) -> None:
         rows = input_ids if len(input_ids) and hasattr(input_ids[0], "__len__") else [input_ids]
-        longest, limit = max(len(row) for row in rows), self.tokenizer.model_max_length
+        longest, limit = max(map(len, rows)), self.tokenizer.model_max_length
         if longest > limit:
-            raise ValueError(
-                f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer: shorten it, "
-                "or pass `truncation=True`"
-            )
+            fault = f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer"
+            raise ValueError(f"{fault}: shorten it, or pass `truncation=True`")

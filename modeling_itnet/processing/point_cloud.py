@@ -14,21 +14,14 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
     Turns point clouds into the inputs of ITNet models with `modality="point_cloud"`.
 
     Args:
-        num_points (`int`, *optional*, defaults to 1024):
-            Larger clouds are thinned out to this many points, chosen at random. Smaller ones keep all of theirs and
-            are padded. `None` keeps every point.
-        do_normalize (`bool`, *optional*, defaults to `True`):
-            Move the mean of each cloud to 0 and its farthest point to distance 1.
-        scale_range (`tuple[float, float]`, *optional*, defaults to `(0.8, 1.25)`):
-            Range of the random scale factor, one per cloud.
-        jitter_std (`float`, *optional*, defaults to 0.01):
-            Standard deviation of the noise added to every coordinate.
-        do_rotate (`bool`, *optional*, defaults to `True`):
-            Rotate each cloud about the gravity axis by a random angle.
-        gravity_axis (`int`, *optional*, defaults to 2):
-            The axis that points up: 0, 1 or 2 for x, y, z.
-        features_are_normals (`bool`, *optional*, defaults to `False`):
-            The first three point features are a vector that turns with the cloud.
+        num_points: Larger clouds are thinned out to this many points, chosen at random. Smaller ones keep all of
+            theirs and are padded. `None` keeps every point.
+        do_normalize: Move the mean of each cloud to 0 and its farthest point to distance 1.
+        scale_range: Range of the random scale factor, one per cloud.
+        jitter_std: Standard deviation of the noise added to every coordinate.
+        do_rotate: Rotate each cloud about the gravity axis by a random angle.
+        gravity_axis: The axis that points up: 0, 1 or 2 for x, y, z.
+        features_are_normals: The first three point features are a vector that turns with the cloud.
     """
 
     model_input_names = ["points", "point_features", "attention_mask"]
@@ -71,12 +64,10 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         Args:
             points: Coordinates `[n, 3]` of one cloud, or a list (or array `[B, n, 3]`) of clouds.
             point_features: What points carry beside their coordinates, `[n, c]` each, in the form of `points`.
-            augment (`bool`, *optional*, defaults to `False`):
-                Scale, jitter and rotate, for training.
-            generator (`np.random.Generator`, *optional*):
-                Source of all randomness. Without one, augmentation differs from call to call, and the choice of points
-                without augmentation is always the same.
-            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            augment: Scale, jitter and rotate, for training.
+            generator: Source of all randomness. Without one, augmentation differs from call to call, and the choice of
+                points without augmentation is always the same.
+            return_tensors: `"pt"` or `"np"`.
 
         Returns:
             `points` `[B, n, 3]`, `attention_mask` `[B, n]`, and `point_features` `[B, n, c]` if given.

@@ -126,7 +126,8 @@ class SampledPairs:
         values = keys * coefficients[:, :, None, :, None]
         moments = (hidden @ values).flatten(-2)  # A [b, t, H, w * d_h]
         w2, b2 = self.weights.output_weight(self.head_dim), self.weights.output_bias(self.head_dim)
-        return _per_head(moments, w2) + _per_head(values.sum(3), b2)
+        per_head = "bthf,hfa->btha"  # heads that share their weights have a leading size of 1
+        return torch.einsum(per_head, moments, w2) + torch.einsum(per_head, values.sum(3), b2)
 
     def _norms_tile(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
         keys = take_keys(keys, indices).transpose(2, 3)
@@ -142,9 +143,9 @@ class SampledPairs:
         if columns["u_x"] is not None:
             row = row + queries @ columns["u_x"].T
         pre = row.unsqueeze(-1)
+        y, gamma_y = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
         position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
-        drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
-        bias = position_term(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
+        bias = position_term(x, y, gamma_x, gamma_y, position_weights, len(weights.fourier) > 0)
         if bias is not None:  # [b, t, w, M]
             pre = pre + bias.unsqueeze(2)
         pre = pre.expand(*keys.shape[:3], -1, keys.shape[3])  # [b, t, H, w, M]
@@ -168,8 +169,3 @@ def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:
         offsets = torch.arange(0, tensor.shape[0] * tensor.shape[1], tensor.shape[1], device=indices.device)
         indices = indices + offsets[:, None, None]
     return tensor.flatten(0, 1).index_select(0, indices.flatten()).unflatten(0, indices.shape)
-
-
-def _per_head(features: Tensor, matrices: Tensor) -> Tensor:
-    """[b, t, H, f] times [H or 1, f, a] -> [b, t, H, a]."""
-    return torch.einsum("bthf,hfa->btha", features, matrices.expand(features.shape[2], -1, -1))
