@@ -21,7 +21,7 @@ COMMANDS = {
         "Make a new, untrained model: seeded weights, configuration, processor, tokenizer, card and code.",
     ),
     "info": (
-        "info",
+        "reports",
         "Print the real number of parameters by component, beside the paper's figures, and what a forward costs.",
     ),
     "train": ("train", "Train the model of a recipe, in a clone of the repository."),
@@ -31,8 +31,11 @@ COMMANDS = {
         "Write a folder that loads with trust_remote_code=True where this package is not installed.",
     ),
     "plot-kernel": ("kernels", "Draw how strongly one layer couples the positions of an input."),
-    "verify": ("verify", "Measure the paper's theorems: convolution, attention and recurrence as integral operators."),
-    "bench": ("bench", "Time one layer, forward and backward, beside an attention layer of the same width."),
+    "verify": (
+        "reports",
+        "Measure the paper's theorems: convolution, attention and recurrence as integral operators.",
+    ),
+    "bench": ("reports", "Time one layer, forward and backward, beside an attention layer of the same width."),
     "cards": ("checkpoints", "Write the model cards of all presets."),
 }
 

@@ -3,7 +3,8 @@
 import importlib.util
 import logging
 import os
-from typing import Literal
+from functools import cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from .weights import KernelWeights
 logger = logging.getLogger(__name__)
 
 Backend = Literal["auto", "reference", "tiled", "triton"]
-BACKENDS = ("auto", "reference", "tiled", "triton")
+BACKENDS = get_args(Backend)
 
 #: What the Triton kernels are written for.
 TRITON_DEVICES = ("cuda", "xpu")  # ROCm tensors call themselves cuda
@@ -22,7 +23,6 @@ TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # Looked up once and without importing it: a traced function can do neither.
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-_announced: set[str] = set()
 
 
 def matmul_dtype(features: Tensor) -> torch.dtype:
@@ -41,21 +41,22 @@ def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
     """
     if backend not in BACKENDS:
         raise ValueError(f"`backend` ({backend!r}) must be one of {list(BACKENDS)}")
-    if backend == "auto":
-        on_gpu = u.device.type in TRITON_DEVICES
-        obstacle = triton_obstacle(u, weights) if on_gpu else f"the tensors are on {u.device.type}"
-        chosen = "triton" if obstacle is None else "tiled"
-        if on_gpu and obstacle is not None:
-            message = f'`backend` ("auto") uses "tiled" on {u.device.type}, which is many times slower than "triton"'
-            _announce(f"{message}: {obstacle}", logging.WARNING)
+    if backend in ("reference", "tiled"):
+        return backend
+    device = u.device.type
+    has_no_kernels = backend == "auto" and device not in TRITON_DEVICES
+    obstacle = f"the tensors are on {device}" if has_no_kernels else triton_obstacle(u, weights)
+    if backend == "triton" and obstacle is not None:
+        raise ValueError(f'`backend` ("triton") cannot run: {obstacle}')
+    if backend == "auto" and not torch.compiler.is_compiling():  # loggers cannot be traced
+        if obstacle is None:
+            _log_once(logging.INFO, '`backend` ("auto") uses "triton"')
+        elif has_no_kernels:
+            _log_once(logging.INFO, f'`backend` ("auto") uses "tiled": {obstacle}')
         else:
-            _announce(f'`backend` ("auto") uses "{chosen}"' + ("" if obstacle is None else f": {obstacle}"))
-        return chosen
-    if backend == "triton":
-        obstacle = triton_obstacle(u, weights)
-        if obstacle is not None:
-            raise ValueError(f'`backend` ("triton") cannot run: {obstacle}')
-    return backend
+            message = f'`backend` ("auto") uses "tiled" on {device}, which is many times slower than "triton"'
+            _log_once(logging.WARNING, f"{message}: {obstacle}")
+    return "triton" if obstacle is None else "tiled"
 
 
 def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
@@ -88,8 +89,6 @@ def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
     return None
 
 
-def _announce(message: str, level: int = logging.INFO) -> None:
-    """Logs a message the first time. Loggers cannot be traced, so a compiled call stays silent."""
-    if not torch.compiler.is_compiling() and message not in _announced:
-        _announced.add(message)
-        logger.log(level, message)
+@cache
+def _log_once(level: int, message: str) -> None:
+    logger.log(level, message)

@@ -78,16 +78,14 @@ def find_lattice(
 ) -> Displacements | None:
     """The regular lattice that holds all positions (``[n_q, s]``, ``[n_k, s]``), or None if a table would not pay.
 
-    A table evaluates the kernel at the lattice's displacements instead of the given ones, and nobody must feel that.
-    ``precision`` is the relative rounding error of the features' dtype. Along each axis a coordinate may be twice that
+    A table evaluates the kernel at the lattice's displacements instead of the given ones. ``precision``, the relative
+    rounding error of the features' dtype, bounds what that may change: along each axis a coordinate may be twice this
     error of the axis' own extent away from the lattice, and all axes together may move no phase of ``frequencies``
-    ``[L, s]`` by more than ``_PHASE_ERRORS`` of it. Coordinates that were rounded more coarsely (far from the origin,
-    or in half precision) are no lattice, unless their rounded values form one.
+    ``[L, s]`` by more than ``_PHASE_ERRORS`` of it. Coordinates that were rounded more coarsely are no lattice.
     """
-    num_queries, num_keys = len(query_positions), len(key_positions)
     points = torch.cat([query_positions, key_positions])  # [n, s]
     shifts, moved, flat = [], [], 0
-    budget = num_queries * num_keys // _TABLE_SAVING
+    budget = len(query_positions) * len(key_positions) // _TABLE_SAVING
     for coordinate in points.T:
         values = torch.unique(coordinate)  # sorted
         extent = values[-1] - values[0]
@@ -96,9 +94,8 @@ def find_lattice(
         tolerance = 2 * precision * extent
         gaps = values.diff()
         gaps = gaps[gaps > 2 * tolerance]  # the others separate roundings of the same lattice point
-        cells = 0 if extent == 0 else budget  # all points share this coordinate, or no table would pay
-        if len(gaps) > 0:
-            cells = int((extent / gaps.min()).round())
+        # Without gaps all points share this coordinate, or no table would pay.
+        cells = int((extent / gaps.min()).round()) if len(gaps) > 0 else (budget if extent > 0 else 0)
         budget //= 2 * cells + 1
         if budget == 0:
             return None
@@ -115,7 +112,7 @@ def find_lattice(
         if phases.max() > _PHASE_ERRORS * precision:
             return None
     table = torch.stack(torch.meshgrid(*shifts, indexing="ij"), dim=-1).flatten(0, -2)  # [rows, s]
-    return Displacements(table, flat[:num_queries], flat[num_queries:])
+    return Displacements(table, *flat.split([len(query_positions), len(key_positions)]))
 
 
 def find_tables(
@@ -211,12 +208,11 @@ class Coordinates:
 
     def has_frequencies_of(self, frequencies: Tensor) -> bool:
         """Whether these coordinates belong to ``frequencies``: compared by value where that is possible."""
-        if self.frequencies is frequencies:
-            return True
-        is_readable = may_look_at(frequencies) and may_look_at(self.frequencies)
-        return self.frequencies.shape == frequencies.shape and (
-            not is_readable or torch.equal(self.frequencies, frequencies.to(self.frequencies.dtype))
-        )
+        own = self.frequencies
+        if own is frequencies or own.shape != frequencies.shape:
+            return own is frequencies
+        is_readable = may_look_at(frequencies) and may_look_at(own)
+        return not is_readable or torch.equal(own, frequencies.to(own.dtype))
 
     def _exact(self) -> Tensor:
         positions = self.positions if self.positions.dim() == 3 else self.positions.unsqueeze(0)

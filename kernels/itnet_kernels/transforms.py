@@ -25,13 +25,10 @@ def is_transformed() -> bool:
 def is_batched(tensor: Tensor) -> bool:
     """Whether a vmap runs over the tensor, which then stands for many and has no value to look at."""
     functorch = torch._C._functorch
-    if functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
-        return True
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
+    while functorch.is_functorch_wrapped_tensor(tensor) and not functorch.is_batchedtensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    return False
+    # The other kind comes from torch.autograd.grad(..., is_grads_batched=True).
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def has_values(tensor: Tensor) -> bool:

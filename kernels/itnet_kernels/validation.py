@@ -32,9 +32,8 @@ def check_operands(
     if queries is not None:
         check_features("queries", queries)
         if queries.shape[0] != u.shape[0] or queries.shape[2:] != u.shape[2:]:
-            raise ValueError(
-                f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)} in batch, heads and head size"
-            )
+            shapes = f"`queries` {list(queries.shape)} must agree with `u` {list(u.shape)}"
+            raise ValueError(f"{shapes} in batch, heads and head size")
     keys = check_positions("positions", positions, "u", u, weights)
     check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
     if queries is None:
@@ -44,26 +43,22 @@ def check_operands(
 
 def check_causal(num_queries: int, num_keys: int) -> None:
     if num_queries > num_keys:
-        raise ValueError(
-            f"a causal operator needs at least as many keys as queries: `u` has {num_keys} positions, "
-            f"`queries` {num_queries}"
-        )
+        given = f"`u` has {num_keys} positions, `queries` {num_queries}"
+        raise ValueError(f"a causal operator needs at least as many keys as queries: {given}")
 
 
 def check_features(name: str, features: Tensor) -> None:
     if features.dim() != 4 or 0 in features.shape:
-        raise ValueError(
-            f"`{name}` must have shape [batch, positions, heads, head size] with no size 0, got {list(features.shape)}"
-        )
+        expected = "[batch, positions, heads, head size] with no size 0"
+        raise ValueError(f"`{name}` must have shape {expected}, got {list(features.shape)}")
     if not features.is_floating_point():
         raise ValueError(f"`{name}` must be a floating-point tensor, got {features.dtype}")
 
 
 def is_one_of(shape: Sequence[int], *allowed: Sequence[int]) -> bool:
     """Whether a shape is allowed. A compiled graph knows sizes by symbols, which `in` cannot compare."""
-    return any(
-        len(shape) == len(other) and all(a == b for a, b in zip(shape, other, strict=True)) for other in allowed
-    )
+    same_length = (other for other in allowed if len(other) == len(shape))
+    return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in same_length)
 
 
 def check_positions(
@@ -92,9 +87,8 @@ def check_positions(
 
 def check_measure(measure: Tensor, batch: int, num_keys: int) -> None:
     if list(measure.shape) != [batch, num_keys]:
-        raise ValueError(
-            f"`measure` {list(measure.shape)} must be [{batch}, {num_keys}], one weight for each key of `u`"
-        )
+        shape = list(measure.shape)
+        raise ValueError(f"`measure` {shape} must be [{batch}, {num_keys}], one weight for each key of `u`")
     if not measure.is_floating_point():
         raise ValueError(f"`measure` must be a floating-point tensor, got {measure.dtype}")
     if may_look_at(measure) and not bool((measure >= 0).all()):  # also catches NaN
@@ -108,12 +102,7 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
     width = weights.w1.shape[0]
     columns = kernel_input_size(weights.inputs, *weights.fourier.shape, head_dim)
     heads = 1 if weights.w2.shape[0] == 1 else num_heads
-    expected = {
-        "w1": [width, columns],
-        "b1": [width],
-        "w2": [heads, head_dim**2, width],
-        "b2": [heads, head_dim**2],
-    }
+    expected = {"w1": [width, columns], "b1": [width], "w2": [heads, head_dim**2, width], "b2": [heads, head_dim**2]}
     if (weights.w_mid is None) != (weights.b_mid is None):
         raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
     if weights.w_mid is not None:
@@ -140,7 +129,5 @@ def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) 
 def check_per_pair(name: str, tensor: Tensor, indices: Tensor) -> None:
     """A number for each listed key."""
     if tensor.shape != indices.shape or not tensor.is_floating_point():
-        raise ValueError(
-            f"`{name}` must be a floating-point tensor of the shape of `indices` {list(indices.shape)}, got "
-            f"{tensor.dtype} {list(tensor.shape)}"
-        )
+        expected = f"a floating-point tensor of the shape of `indices` {list(indices.shape)}"
+        raise ValueError(f"`{name}` must be {expected}, got {tensor.dtype} {list(tensor.shape)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to forward arguments, by way of a checkpoint's own processor."""
+"""What commands are given: presets, checkpoint folders, and files that become forward arguments."""
 
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from configuration_itnet import ITNetConfig, find_modality
 
-from ..modalities import load
+from ..modalities import find_heads, load
+from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from ..processing import read_points
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -21,18 +22,46 @@ ARRAY_SUFFIXES = (".npy", ".xyz", ".csv", ".txt")
 MESH_SUFFIXES = (".off", ".ply")
 
 
+def load_config(name: str, **overrides) -> ITNetConfig:
+    """A preset by name, or the configuration of a checkpoint folder."""
+    if not Path(name).is_dir():
+        return ITNetConfig.from_preset(name, **overrides)
+    if not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is no checkpoint: it has no config.json")
+    if overrides:
+        raise ValueError(
+            f"{', '.join(overrides)} cannot be changed: {name} is a checkpoint with its own configuration"
+        )
+    return ITNetConfig.from_pretrained(name)
+
+
+def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
+    """The class that a model was saved in; the bare model for a preset."""
+    classes = {cls.__name__: cls for cls in (ITNetModel, *(cls for cls, _, _ in find_heads()))}
+    name = (config.architectures or ["ITNetModel"])[0]
+    if name not in classes:
+        raise ValueError(f"the checkpoint was saved as {name}, which is none of {', '.join(classes)}")
+    return classes[name]
+
+
+def load_model(folder: Path) -> ITNetPreTrainedModel:
+    """The model of a checkpoint folder, in the class that it was saved in."""
+    if not folder.is_dir():
+        raise ValueError(f"no such checkpoint folder: {folder}")
+    return model_class(load_config(str(folder))).from_pretrained(folder).eval()
+
+
 def read_processors(checkpoint: Path) -> list:
-    """Whatever processors a folder holds; none is fine."""
+    """The processors that a folder holds, if any."""
     if (checkpoint / "processor_config.json").exists():
         return [AutoProcessor.from_pretrained(checkpoint)]
     found = []
     if (checkpoint / "preprocessor_config.json").exists():
         text = (checkpoint / "preprocessor_config.json").read_text(encoding="utf-8")
-        auto_class = AutoImageProcessor if "image_processor_type" in text else AutoFeatureExtractor
-        found.append(auto_class.from_pretrained(checkpoint))
+        found.append(AutoImageProcessor if "image_processor_type" in text else AutoFeatureExtractor)
     if (checkpoint / "tokenizer_config.json").exists():
-        found.append(AutoTokenizer.from_pretrained(checkpoint))
-    return found
+        found.append(AutoTokenizer)
+    return [auto_class.from_pretrained(checkpoint) for auto_class in found]
 
 
 def read_inputs(
@@ -46,15 +75,19 @@ def read_inputs(
     - Point clouds: `.npy`, `.xyz`, `.csv` or `.txt` files of `[n, 3]` each; the vertices of `.off` and `.ply` files.
     - Any modality: `.npz` files, each one batch of named forward arguments.
     """
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(f"no such file or folder: {', '.join(missing)}")
     if all(path.suffix == ".npz" for path in paths):
-        return [_arguments(_existing(path)) for path in paths]
+        arrays = [np.load(path, allow_pickle=False) for path in paths]
+        return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in arrays]
     reader = find_modality(config.modality).reader
     if reader is None:
         raise ValueError(f"`modality` ({config.modality!r}) is read from .npz files of forward arguments only")
     processors = read_processors(checkpoint)
     if not processors:
         raise ValueError(f"{checkpoint} has no processor or tokenizer; save one there, or give .npz files")
-    items = [item for path in paths for item in load(reader)(_existing(path))][:limit]
+    items = [item for path in paths for item in load(reader)(path)][:limit]
     if not items:
         raise ValueError(f"nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
     return [process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
@@ -67,12 +100,6 @@ def process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
         batch = processor(items, padding=True, return_tensors="pt", **limits)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
     return dict(processor(items, return_tensors="pt"))
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise ValueError(f"no such file or folder: {path}")
-    return path
 
 
 def read_images(path: Path) -> list[Image.Image]:
@@ -122,8 +149,3 @@ def _column(path: Path, name: str) -> list:
     if name not in data.column_names:
         raise ValueError(f"{path} has no column {name!r}, only {', '.join(data.column_names)}")
     return list(data[name])
-
-
-def _arguments(path: Path) -> dict[str, Tensor]:
-    with np.load(path, allow_pickle=False) as values:
-        return {name: torch.from_numpy(values[name]) for name in values}

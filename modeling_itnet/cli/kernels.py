@@ -5,31 +5,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from typer import Argument, Option, echo
 
 from configuration_itnet import MODALITIES, find_modality
 
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
-from .app import commands, load_model
-from .inputs import TEXT_SUFFIXES, process, read_inputs, read_processors
+from . import commands
+from .inputs import TEXT_SUFFIXES, load_model, process, read_inputs, read_processors
 
 
 @commands.command()
 def plot_kernel(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder with a model that has exact kernels.")],
+    checkpoint: Annotated[Path, Argument(help="Folder with a model that has exact kernels.")],
     source: Annotated[
-        str, typer.Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .off, ...).")
+        str, Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .off, ...).")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
-    layer: Annotated[int, typer.Option(help="Layer, from 0; negative counts from the last.")] = 0,
-    part: Annotated[str, typer.Option(help="full, learned or variation.")] = "variation",
+    output: Annotated[Path, Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
+    layer: Annotated[int, Option(help="Layer, from 0; negative counts from the last.")] = 0,
+    part: Annotated[str, Option(help="full, learned or variation.")] = "variation",
     query: Annotated[
-        list[str] | None,
-        typer.Option(help="What to look from: row,column or cls (image), a number (cloud); may be repeated."),
-    ] = None,
+        list[str], Option(help="What to look from: row,column or cls (image), a number (cloud); may be repeated.")
+    ] = (),
 ) -> None:
     """Draw how strongly one layer couples the positions of an input."""
     model = load_model(checkpoint)
@@ -37,8 +36,8 @@ def plot_kernel(
     if row.plot is None:
         names = ", ".join(other.name for other in MODALITIES.values() if other.plot is not None)
         raise ValueError(f"there is no picture for `modality` ({row.name!r}); only {names} have one")
-    load(row.plot)(model, checkpoint, source, query or [], path=output, layer=layer, part=part)
-    typer.echo(str(output))
+    load(row.plot)(model, checkpoint, source, query, path=output, layer=layer, part=part)
+    echo(str(output))
 
 
 def plot_image(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
@@ -85,5 +84,5 @@ def _queries(texts: list[str], read: Callable, expected: str) -> list | None:
 def _patch(text: str) -> str | tuple[int, int]:
     if text == "cls":
         return text
-    row, column = map(int, text.split(","))
-    return row, column
+    row, column = text.split(",")
+    return int(row), int(column)

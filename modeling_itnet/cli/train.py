@@ -8,23 +8,23 @@ import subprocess
 import sys
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, echo
 
 from ..training.recipes import find_clone, find_recipe, read_recipe
-from .app import commands
+from . import commands
 
 
 @commands.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="YAML file, or the name of one in configuration/recipes.")],
+    recipe: Annotated[str, Argument(help="YAML file, or the name of one in configuration/recipes.")],
     override: Annotated[
-        list[str] | None, typer.Option("--override", "-o", help="An option in place of the recipe's: name=value.")
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine, by torchrun if above 1.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, do not run it.")] = False,
+        list[str], Option("--override", "-o", help="An option in place of the recipe's: name=value.")
+    ] = (),
+    processes: Annotated[int, Option(min=1, help="Processes on this machine, by torchrun if above 1.")] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the command, do not run it.")] = False,
 ) -> None:
     """Train the model of a recipe, in a clone of the repository. For instance: itnet train modelnet10-cpu -o seed=1"""
-    settings, options = read_recipe(find_recipe(recipe)), _options(override or [])
+    settings, options = read_recipe(find_recipe(recipe)), _options(override)
     folder, name = find_clone() / "examples", settings["script"]
     if not (folder / f"{name}.py").is_file():
         scripts = ", ".join(sorted(path.stem for path in folder.glob("run_*.py")))
@@ -32,16 +32,16 @@ def train(
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes > 1 else []
     command = [sys.executable, *launcher, str(folder / f"{name}.py"), settings["recipe"], *options]
     if dry_run:
-        typer.echo(shlex.join(command))
+        echo(shlex.join(command))
         return
     try:
         if processes > 1:
-            raise typer.Exit(code=_launch(command))
+            raise Exit(code=_launch(command))
         sys.path.insert(0, str(folder))  # where Python looks first when it runs a script
         importlib.import_module(name).main(settings, options)
     except KeyboardInterrupt:
-        typer.echo("itnet: interrupted", err=True)
-        raise typer.Exit(code=130) from None
+        echo("itnet: interrupted", err=True)
+        raise Exit(code=130) from None
 
 
 def _launch(command: list[str]) -> int:

@@ -21,25 +21,19 @@ def register_modality(modality: Modality) -> None:
     The encoder, the heads and the processor are classes of modules that can be imported by name. An exported model
     takes along these modules and what they import of their own packages: call this function from another module.
     """
-    if modality.name in MODALITIES:
-        if MODALITIES[modality.name] == modality:
-            return
+    if MODALITIES.get(modality.name, modality) != modality:
         raise ValueError(f"`modality` ({modality.name!r}) is in the table already, with other values")
-    for reference in (*modality.exported, modality.reader, modality.plot):
-        if reference is not None:
-            load(reference)  # an error here leaves the table as it was
+    for reference in filter(None, (*modality.exported, modality.reader, modality.plot)):
+        load(reference)  # an error here leaves the table as it was
     MODALITIES[modality.name] = modality
     register_auto_classes()
 
 
 def processor_classes() -> dict[type, type]:
     """Class of every processor -> its Auto class. Tokenizers are those of Transformers, which AutoTokenizer knows."""
+    bases = {BaseImageProcessor: AutoImageProcessor, ProcessorMixin: AutoProcessor, object: AutoFeatureExtractor}
     processors = [load(row.processor) for row in MODALITIES.values() if row.processor is not None]
-    bases = {BaseImageProcessor: AutoImageProcessor, ProcessorMixin: AutoProcessor}
-    return {
-        cls: next((auto for base, auto in bases.items() if issubclass(cls, base)), AutoFeatureExtractor)
-        for cls in processors
-    }
+    return {cls: next(auto for base, auto in bases.items() if issubclass(cls, base)) for cls in processors}
 
 
 def register_auto_classes() -> None:
@@ -54,9 +48,8 @@ def register_auto_classes() -> None:
             PIPELINE_REGISTRY.register_pipeline(task, load(head.pipeline), auto_class, type="multimodal")
     for name, classes in by_auto_class.items():
         # Of several classes, Transformers takes the one in `config.architectures`, and by default the first.
-        getattr(transformers, name).register(
-            ITNetConfig, tuple(classes) if len(classes) > 1 else classes[0], exist_ok=True
-        )
+        entry = tuple(classes) if len(classes) > 1 else classes[0]
+        getattr(transformers, name).register(ITNetConfig, entry, exist_ok=True)
     for processor, auto_class in processor_classes().items():
         if auto_class is AutoImageProcessor:
             auto_class.register(ITNetConfig, image_processor_classes={"pil": processor}, exist_ok=True)

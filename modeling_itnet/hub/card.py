@@ -13,8 +13,6 @@ from ..analysis.parameters import count_parameters
 from ..modalities import find_head
 from ..modeling_itnet import ITNetModel
 
-_TEMPLATE = Path(__file__).with_name("card_template.md")
-
 
 def model_card(
     name: str,
@@ -34,13 +32,11 @@ def model_card(
 
     Args:
         name: Repository id (owner/name), or the name of a folder.
-        config, model_class: What the model is made of.
         results: What a trained model reached; `metric_args={"command": ...}` says how to reproduce each of them.
         is_random: The weights are those of a new model.
         has_code: The folder holds the code that `trust_remote_code=True` runs.
         title: Heading of the card; by default the name without its owner.
-        datasets: Hub ids of the training data.
-        about_data: What the model was trained and tested on, as text for the card.
+        datasets, about_data: Hub ids of the training data, and a text on what the model was trained and tested on.
         preset: The model is a size that `itnet create` makes, not a folder.
     """
     with torch.device("meta"):
@@ -59,7 +55,7 @@ def model_card(
     )
     return ModelCard.from_template(
         data,
-        template_path=str(_TEMPLATE),
+        template_path=str(Path(__file__).with_name("card_template.md")),
         title=title or short_name,
         repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
         config=config,
@@ -78,13 +74,11 @@ def model_card(
 
 def result_task(model_class: type) -> str:
     """What the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
-    head = find_head(model_class)
-    return "other" if head is None else head.hub_task or "other"
+    return getattr(find_head(model_class), "hub_task", None) or "other"
 
 
 def preset_cards() -> dict[str, str]:
     """File name -> card of every preset."""
-    return {
-        f"{name}.md": str(model_card(name, ITNetConfig.from_preset(name), is_random=True, preset=name))
-        for name in preset_names()
-    }
+    configs = {name: ITNetConfig.from_preset(name) for name in preset_names()}
+    cards = {name: model_card(name, config, is_random=True, preset=name) for name, config in configs.items()}
+    return {f"{name}.md": str(card) for name, card in cards.items()}

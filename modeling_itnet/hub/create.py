@@ -23,9 +23,9 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
     """Name of a task, such as image-classification for ITNetForImageClassification -> its class and its modality."""
-    dashes = re.compile(r"(?<=[a-z])(?=[A-Z])")
-    heads = [(cls, row.name) for cls, _, row in find_heads()]
-    return {dashes.sub("-", cls.__name__.removeprefix("ITNetFor")).lower(): (cls, name) for cls, name in heads}
+    between_words = re.compile(r"(?<=[a-z])(?=[A-Z])")
+    heads = {cls.__name__.removeprefix("ITNetFor"): (cls, row.name) for cls, _, row in find_heads()}
+    return {between_words.sub("-", name).lower(): head for name, head in heads.items()}
 
 
 def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
@@ -34,9 +34,8 @@ def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
     found |= {row.bare_task: (ITNetModel, row.name) for row in MODALITIES.values()}
     found |= {Modality.bare_task: (ITNetModel, None), **task_classes()}  # most modalities have this bare task
     if name not in found:
-        raise ValueError(
-            f"unknown task {name!r}; available: {', '.join(task_classes())}, and the Hub's names of these"
-        )
+        names = ", ".join(task_classes())
+        raise ValueError(f"unknown task {name!r}; available: {names}, and the Hub's names of these")
     return found[name]
 
 
@@ -56,20 +55,18 @@ def create_checkpoint(
 
     Args:
         preset: A name of `configuration_itnet.preset_names()`.
-        folder: Where to.
-        task: Which head, by a name that :func:`find_task` knows; None is the bare model.
-        modality: What it reads; None is the task's, or else the preset's own.
-        seed: Of the weights: the same seed gives the same file.
-        tokenizer: A tokenizer to use, a folder or a Hub id.
+        task: The head, by a name that :func:`find_task` knows; None is the bare model.
+        modality: What the model reads; None is the task's, or else the preset's own.
+        seed: The same seed gives the same weights.
+        tokenizer: A tokenizer to use, as a folder or a Hub id.
         texts: Text files to train a tokenizer of `vocab_size` tokens on. With neither, tokens are bytes.
         overrides: Further arguments of `ITNetConfig`.
     """
-    model_class, needed = (ITNetModel, modality) if task is None else find_task(task)
-    modality = modality or needed
-    if modality is not None:
-        overrides["modality"] = modality
+    model_class, modality_of_task = (ITNetModel, None) if task is None else find_task(task)
+    if modality or modality_of_task:
+        overrides["modality"] = modality or modality_of_task
     config = ITNetConfig.from_preset(preset, **overrides)
-    config, processor = _with_processor(config, tokenizer, texts)
+    processor = _make_processor(config, tokenizer, texts)
     torch.manual_seed(seed)
     model = model_class(config)
     card = model_card(Path(folder).resolve().name, config, model_class, is_random=True)
@@ -77,27 +74,24 @@ def create_checkpoint(
     return model
 
 
-def _with_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence) -> tuple[ITNetConfig, object]:
-    """The processor of a configuration, and the configuration with the vocabulary of its tokenizer."""
+def _make_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence):
+    """The processor of a configuration, if it has one; the configuration gets the vocabulary of its tokenizer."""
     row = find_modality(config.modality)
     maker = None if row.processor is None else load(row.processor).from_model_config
     if not row.has_tokens:
         if tokenizer is not None or texts:
             names = " and ".join(repr(other.name) for other in MODALITIES.values() if other.has_tokens)
             raise ValueError(f"`modality` ({row.name!r}) has no tokenizer; only {names} have one")
-        return config, None if maker is None else maker(config)
+        return None if maker is None else maker(config)
     if tokenizer is not None and texts:
         raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
-    if tokenizer is None:
-        tokenizer = make_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
-    else:
-        tokenizer = _load_tokenizer(tokenizer)
+    limits = config.vocab_size, config.max_position_embeddings
+    tokenizer = make_tokenizer(texts, *limits) if tokenizer is None else _load_tokenizer(tokenizer)
     config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
-    return config, tokenizer if maker is None else maker(config, tokenizer)
+    return tokenizer if maker is None else maker(config, tokenizer)
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of a folder or of the Hub."""
     if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here, and no Hub id such as org/name")
     try:
@@ -114,37 +108,32 @@ def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_leng
     [MASK] of" gives the tokens that masking the middle of "the kernel of" gives in training. Pairs of texts get
     `token_type_ids`.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]"))
+    _check_texts(texts)
+    backend = Tokenizer(models.BPE(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
-    if texts:
-        _check_texts(texts)
-        tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": alphabet}
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
-        backend.train([str(path) for path in texts], trainer)
+    tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
+    backend.train([str(path) for path in texts], trainer)
     ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
     names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS} | {"mask_token": mask}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=max_length, model_input_names=inputs, **names
-    )
+    names["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **names)
 
 
 def _check_texts(paths: Sequence[str | os.PathLike]) -> None:
     """Refuses files that are missing or no text, and files that are all empty."""
-    has_text = False
+    texts = []
     for path in paths:
         if not Path(path).is_file():
             raise ValueError(f"no such text file: {path}")
         try:
-            has_text |= bool(Path(path).read_text(encoding="utf-8").strip())
+            texts.append(Path(path).read_text(encoding="utf-8").strip())
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is no text in UTF-8: {error}") from error
-    if not has_text:
+    if paths and not any(texts):
         raise ValueError(f"there is no text to train a tokenizer on in {', '.join(map(str, paths))}")

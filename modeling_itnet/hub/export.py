@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import create_repo
 
-from configuration_itnet import Head, ITNetConfig, Modality, find_modality
+from configuration_itnet import Head, ITNetConfig, find_modality
 
 from ..modalities import load
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
@@ -34,12 +34,9 @@ def export_to_hub_folder(
 
     Args:
         model: Any ITNet model.
-        folder: Where to; made if need be.
         processor: A processor, an image processor, a tokenizer, or a list of them.
-        is_main_process (`bool`, *optional*, defaults to `True`):
-            As in `save_pretrained`: of several processes, one writes.
         card (`ModelCard`, *optional*): Becomes `README.md`. By default one is made, unless there is one already.
-        kwargs: Further arguments of `save_pretrained`, such as `max_shard_size`.
+        is_main_process, args, kwargs: As in `save_pretrained`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,8 +53,7 @@ def add_code(model: ITNetPreTrainedModel, folder: Path) -> None:
     The code is that of the configuration, the encoder, the bare model, the processors in the folder, and the model's
     head, with the other heads in its file. A bare model takes all heads of its modality along, to be trained with one.
     """
-    row = find_modality(model.config.modality)
-    heads = _exported_heads(row, type(model))
+    heads = _exported_heads(find_modality(model.config.modality).heads, type(model))
     models = {"AutoConfig": ITNetConfig, "AutoModel": ITNetModel} | {h.auto_class: load(h.model) for h in heads}
     entries = {"auto_map": {auto_class: flat_reference(cls) for auto_class, cls in models.items()}}
     pipelines = {f"itnet-{head.hub_task}": head for head in heads if head.pipeline and load(head.model) is type(model)}
@@ -89,10 +85,10 @@ def push_with_code(model: ITNetPreTrainedModel, repo_id: str, processor=None, **
         return model._upload_modified_files(folder, repo_id, files_timestamps={}, **kwargs)
 
 
-def _exported_heads(row: Modality, model_class: type) -> list[Head]:
-    own = [head for head in row.heads if issubclass(model_class, load(head.model))]
-    files = {head.model.split(":")[0] for head in own}
-    return [head for head in row.heads if not own or head.model.split(":")[0] in files]
+def _exported_heads(heads: tuple[Head, ...], model_class: type) -> list[Head]:
+    """The heads in the file of the model's own head; all of them for a bare model."""
+    files = {head.model.split(":")[0] for head in heads if issubclass(model_class, load(head.model))}
+    return [head for head in heads if not files or head.model.split(":")[0] in files]
 
 
 def _map_processors(values: dict) -> set[type]:

@@ -37,8 +37,7 @@ _ABSENT = """class {name}:
 
 class Module(NamedTuple):
     name: str  # dotted
-    path: Path
-    is_package: bool
+    package: str  # what its relative imports start from
     source: str
     tree: ast.Module
 
@@ -82,9 +81,9 @@ def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> Non
 
 
 def _for_one(modality: Modality, module: Module) -> Module:
-    """The module as an exported model has it: the table with its own row and that of a default configuration, which
-    Transformers makes to compare with, of both what a configuration reads, and a function in place of the other module
-    that reads the table."""
+    """The module as an exported model has it. The table has two rows, the model's own and that of a default
+    configuration, which Transformers makes to compare with; both hold only what a configuration reads. The module that
+    finds encoders becomes one function."""
     if module.name == Modality.__module__:
         empty = {name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot")}
         rows = [replace(row, **empty, title="", inputs="") for row in (find_modality(ITNetConfig.modality), modality)]
@@ -115,33 +114,30 @@ def find_encoder(config):
 @cache
 def read_module(name: str) -> Module:
     spec = importlib.util.find_spec(name)
-    path = Path(spec.origin)
-    source = path.read_text(encoding="utf-8")
-    return Module(name, path, spec.submodule_search_locations is not None, source, ast.parse(source))
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    return Module(name, spec.parent, source, ast.parse(source))
 
 
 def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str]]:
     """The module's source with flat imports, and the modules that it imports; none of those that are ``absent``."""
     lines = module.source.splitlines()
-    blocks = [block for block in ast.walk(module.tree) if isinstance(block, ast.Try)]
-    optional = {node for block in blocks for node in ast.walk(block)}
-    imported, edits = [], []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import) and any(_is_ours(alias.name) for alias in node.names):
-            raise ValueError(f"{module.path}:{node.lineno}: write `from package import name`, not `import package`")
-        if not isinstance(node, ast.ImportFrom):
+    optional = {node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)}
+    imports = [node for node in ast.walk(module.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imported = []
+    for node in sorted(imports, key=lambda node: -node.lineno):  # from the last, so that line numbers stay true
+        if isinstance(node, ast.Import):
+            if any(_is_ours(alias.name) for alias in node.names):
+                where = f"{module.name}:{node.lineno}"
+                raise ValueError(f"{where}: write `from package import name`, not `import package`")
             continue
         target = _target(module, node)
         if not _is_ours(target) or (node.level == 0 and node in optional):
             continue
         by_definer: dict[str, list[str]] = {}
         for alias in node.names:
-            definer = _definer(target, alias.name, f"{module.path}:{node.lineno}")
-            text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
-            by_definer.setdefault(definer, []).append(text)
+            definer = _definer(target, alias.name, f"{module.name}:{node.lineno}")
+            by_definer.setdefault(definer, []).append(ast.unparse(alias))
         imported += [definer for definer in by_definer if definer not in absent]
-        edits.append((node, by_definer))
-    for node, by_definer in sorted(edits, key=lambda edit: -edit[0].lineno):
         margin = " " * node.col_offset
         lines[node.lineno - 1 : node.end_lineno] = [
             "\n".join(_ABSENT.format(name=name) for name in names)
@@ -155,10 +151,7 @@ def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str
 
 def _target(module: Module, node: ast.ImportFrom) -> str:
     """Absolute name of the module that ``node`` imports from."""
-    if node.level == 0:
-        return node.module
-    package = module.name if module.is_package else module.name.rpartition(".")[0]
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), module.package)
 
 
 def _definer(target: str, name: str, where: str) -> str:
@@ -169,12 +162,12 @@ def _definer(target: str, name: str, where: str) -> str:
             for alias in node.names:
                 if name == (alias.asname or alias.name) == alias.name:
                     return _definer(_target(module, node), name, where)
-    if module.is_package and importlib.util.find_spec(f"{target}.{name}") is not None:
+    if module.package == target and importlib.util.find_spec(f"{target}.{name}") is not None:
         raise ValueError(f"{where}: import names from the module {target}.{name}, not the module itself")
     return target
 
 
-def _is_ours(module: str | None) -> bool:
+def _is_ours(module: str) -> bool:
     """Whether a module is exported with what imports it: those of the packages that the table of modalities names."""
     named = {reference.split(":")[0].split(".")[0] for row in MODALITIES.values() for reference in row.exported}
-    return module is not None and module.split(".")[0] in {*PACKAGES, *named} - {""}
+    return module.split(".")[0] in {*PACKAGES, *named} - {""}

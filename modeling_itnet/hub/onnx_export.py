@@ -6,7 +6,6 @@ holds one hidden unit of every pair at once, n^2 H w numbers per sample. Low-ran
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -14,19 +13,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from itnet_kernels.exact.pair_inputs import PairInputs
 from itnet_kernels.exact.pair_sum import pair_sum
 from itnet_kernels.exact.plain_pair_sum import plain_tile
 
 from ..modeling_itnet import ITNetPreTrainedModel
-
-
-def dense_pair_sum(*arguments) -> Tensor:
-    """``itnet::pair_sum``, all pairs at once."""
-    inputs = PairInputs(*arguments)
-    return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 
 def export_graph(
@@ -38,14 +31,11 @@ def export_graph(
     Args:
         model: Any ITNet model; it is exported as it runs in evaluation.
         inputs: Forward arguments. With a dynamic batch, two samples at least.
-        dynamic_batch (`bool`, *optional*, defaults to `True`):
-            The graph takes any number of samples. Graph models have a fixed number.
+        dynamic_batch: The graph takes any number of samples. Graph models have a fixed number.
     """
-    shared = {name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2}
-    batch = {0: torch.export.Dim.DYNAMIC} if dynamic_batch else None
-    dynamic = {name: None if name in shared else batch for name in inputs}
+    dynamic = _dynamic_shapes(inputs, Dim.DYNAMIC if dynamic_batch else None)
     program = torch.export.export(model.eval(), (), dict(inputs), dynamic_shapes=dynamic, strict=False)
-    return program.run_decompositions({pair_sum._opoverload: dense_pair_sum})
+    return program.run_decompositions({pair_sum._opoverload: _dense_pair_sum})
 
 
 def export_onnx(
@@ -60,13 +50,24 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with _quiet():
         graph = export_graph(model, inputs, dynamic_batch)
-        program = torch.onnx.export(graph, dynamo=True, verbose=False, output_names=_output_names(graph))
-    _name_batch_axis(program.model.graph)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    program.save(str(path))
+        axes, outputs = _dynamic_shapes(inputs, "batch" if dynamic_batch else None), _output_names(graph)
+        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, dynamic_shapes=axes, output_names=outputs)
     return Path(path)
+
+
+def _dense_pair_sum(*arguments) -> Tensor:
+    """``itnet::pair_sum``, all pairs at once."""
+    inputs = PairInputs(*arguments)
+    return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
+
+
+def _dynamic_shapes(inputs: Mapping[str, Tensor], batch) -> dict:
+    """What torch.export is told of every input: the axis of samples, unless all samples share it as [n, s]."""
+    shared = {name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2}
+    return {name: None if name in shared or batch is None else {0: batch} for name in inputs}
 
 
 def _output_names(graph: ExportedProgram) -> list[str]:
@@ -78,18 +79,6 @@ def _output_names(graph: ExportedProgram) -> list[str]:
     return names
 
 
-def _name_batch_axis(graph) -> None:
-    """Calls the dynamic axis, a symbol such as ``s99``, ``batch`` in all shapes of an ONNX graph."""
-    sizes = [str(value.shape[0]) for value in graph.inputs if value.shape is not None and value.shape.rank()]
-    symbols = "|".join({size for size in sizes if not size.isdigit()})
-    if not symbols:
-        return
-    for value in [*graph.inputs, *(value for node in graph for value in node.outputs)]:
-        for axis, size in enumerate(value.shape or ()):
-            if not isinstance(size, int) and size.value is not None:
-                value.shape[axis] = re.sub(rf"\b({symbols})\b", "batch", size.value)
-
-
 @contextmanager
 def _quiet():
     """Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations."""
@@ -98,8 +87,9 @@ def _quiet():
         for logger in levels:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            for category in (FutureWarning, DeprecationWarning):
-                warnings.filterwarnings("ignore", category=category)
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", message="# The axis name: batch")  # every input has this axis
             yield
     finally:
         for logger, level in levels.items():

@@ -27,11 +27,11 @@ class ITNetVisualQuestionAnsweringPipeline(Pipeline):
         return before, {}, {} if top_k is None else {"top_k": top_k}
 
     def __call__(self, image: Any, question: str | list[str] | None = None, **kwargs):
-        if question is None:
-            return super().__call__(image, **kwargs)
         if isinstance(question, str):
-            return super().__call__({"image": image, "question": question}, **kwargs)
-        return super().__call__([{"image": image, "question": one} for one in question], **kwargs)
+            image = {"image": image, "question": question}
+        elif question is not None:
+            image = [{"image": image, "question": one} for one in question]
+        return super().__call__(image, **kwargs)
 
     def preprocess(self, inputs: dict, timeout: float | None = None):
         if not isinstance(inputs, dict) or inputs.keys() != {"image", "question"}:
@@ -44,9 +44,6 @@ class ITNetVisualQuestionAnsweringPipeline(Pipeline):
 
     def postprocess(self, model_outputs, top_k: int = 5) -> list[dict[str, Any]]:
         scores = torch.sigmoid(model_outputs.logits[0].float())
-        best = scores.topk(min(top_k, len(scores)))
-        labels = self.model.config.id2label
-        return [
-            {"score": score, "answer": labels[index]}
-            for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        best, labels = scores.topk(min(top_k, len(scores))), self.model.config.id2label
+        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return [{"score": score, "answer": labels[index]} for score, index in found]

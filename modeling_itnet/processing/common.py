@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processors share: checked arguments, arrays out of lists and tensors, and padding."""
 
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -35,7 +36,7 @@ class CheckedSettings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], **kwargs):
-        known = cls.setting_names() | set(_COMMON)
+        known = cls.setting_names().union(_COMMON)
         return super().from_dict({k: v for k, v in values.items() if k in known or k.startswith("_")}, **kwargs)
 
 
@@ -50,6 +51,14 @@ def as_array(values: Any, name: str) -> np.ndarray:
     return array
 
 
-def pad(array: np.ndarray, length: int) -> np.ndarray:
-    """Zeros after the end of the first axis, up to ``length``."""
-    return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), dtype=array.dtype)])
+def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays [n_b, ...] with zeros after their ends, up to the longest: [B, n, ...]."""
+    batch = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), dtype=arrays[0].dtype)
+    for row, array in zip(batch, arrays, strict=True):
+        row[: len(array)] = array
+    return batch
+
+
+def stack_mask(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """1 where :func:`stack` has an entry of an array and 0 where it has a zero of its own: [B, n]."""
+    return stack([np.ones(len(array), dtype=np.int64) for array in arrays])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
-from .common import CheckedSettings, as_array, pad
+from .common import CheckedSettings, as_array, stack, stack_mask
 from .laplacian import laplacian_positions, neighbor_table, undirected_edges
 
 
@@ -28,8 +28,7 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
     any, every node gets the one feature 1.
 
     Args:
-        num_positions (`int`, *optional*, defaults to 8):
-            Laplacian eigenvectors per node, the model's `position_dim`.
+        num_positions: Laplacian eigenvectors per node, the model's `position_dim`.
     """
 
     model_input_names = ["node_features", "node_types", "positions", "neighbors", "attention_mask"]
@@ -38,8 +37,7 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
         self.check_settings(kwargs)
         if num_positions < 1:
             raise ValueError(f"`num_positions` ({num_positions}) must be at least 1")
-        self.num_positions = num_positions
-        super().__init__(**kwargs)
+        super().__init__(num_positions=num_positions, **kwargs)
 
     @classmethod
     def from_model_config(cls, config) -> "ITNetGraphProcessor":
@@ -55,11 +53,10 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
         """
         Args:
             graphs: One graph, a list of graphs, or a PyTorch Geometric `Batch`.
-            flip_signs (`bool`, *optional*, defaults to `False`):
-                Negate every eigenvector of every graph with probability 1/2: an augmentation for training, as the sign
-                of an eigenvector means nothing.
-            generator (`np.random.Generator`, *optional*): Source of these signs.
-            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            flip_signs: Negate every eigenvector of every graph with probability 1/2: an augmentation for training, as
+                the sign of an eigenvector means nothing.
+            generator: Source of these signs.
+            return_tensors: `"pt"` or `"np"`.
 
         Returns:
             `node_features` `[B, n, c]` or `node_types` `[B, n]`, `positions` `[B, n, num_positions]`, `neighbors`
@@ -76,29 +73,27 @@ class ITNetGraphProcessor(CheckedSettings, FeatureExtractionMixin):
         counts = [len(array) for array in features]
         positions = [laplacian_positions(*of, self.num_positions) for of in zip(edges, counts, strict=True)]
         if flip_signs:
-            generator = generator or np.random.default_rng()
-            size = self.num_positions
-            positions = [array * generator.choice([-1, 1], size=size).astype(np.float32) for array in positions]
-        most, degree = max(counts), max(np.bincount(pairs[0]).max(initial=1) for pairs in edges)
+            generator, signs = generator or np.random.default_rng(), np.float32([-1, 1])
+            positions = [array * generator.choice(signs, size=self.num_positions) for array in positions]
+        degree = max(np.bincount(pairs[0]).max(initial=1) for pairs in edges)
         data = {
-            names[0]: [pad(array, most) for array in features],
-            "positions": [pad(array, most) for array in positions],
-            "neighbors": [neighbor_table(pairs, most, degree) for pairs in edges],
-            "attention_mask": [pad(np.ones(count, dtype=np.int64), most) for count in counts],
+            names[0]: stack(features),
+            "positions": stack(positions),
+            "neighbors": np.stack([neighbor_table(pairs, max(counts), degree) for pairs in edges]),
+            "attention_mask": stack_mask(features),
         }
         if not missing:
-            data["labels"] = labels
-        return BatchFeature({name: np.stack(values) for name, values in data.items()}, tensor_type=return_tensors)
+            data["labels"] = np.stack(labels)
+        return BatchFeature(data, tensor_type=return_tensors)
 
 
 def _as_list(graphs: Any) -> list:
     if hasattr(graphs, "to_data_list"):  # a Batch of PyTorch Geometric
         graphs = graphs.to_data_list()
-    if isinstance(graphs, Mapping) or not isinstance(graphs, (list, tuple)):
-        graphs = [graphs]
-    if len(graphs) == 0:
+    graphs = list(graphs) if isinstance(graphs, (list, tuple)) else [graphs]
+    if not graphs:
         raise ValueError("`graphs` is empty; at least one graph is needed")
-    return list(graphs)
+    return graphs
 
 
 def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
@@ -110,12 +105,10 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
     def first(*names: str) -> Any:
         return next((value for value in map(read, names) if value is not None), None)
 
-    edges = first("edge_index")
-    if edges is None:
+    if read("edge_index") is None:
         raise ValueError(f"graph {index} has no `edge_index`: an array [2, edges] of the nodes that each edge joins")
-    edges = as_array(edges, f"`edge_index` of graph {index}")
-    if edges.size == 0:
-        edges = np.zeros((2, 0), dtype=np.int64)
+    edges = as_array(read("edge_index"), f"`edge_index` of graph {index}")
+    edges = edges if edges.size > 0 else np.zeros((2, 0), dtype=np.int64)
     if edges.ndim != 2 or len(edges) != 2 or not np.issubdtype(edges.dtype, np.integer):
         got = f"{edges.dtype} {list(edges.shape)}"
         raise ValueError(f"`edge_index` of graph {index} must be integers [2, edges], got {got}")
@@ -123,9 +116,8 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
     name, array = ("node_types", types) if types is not None else ("node_features", features)
     if array is None:
         if count is None and edges.size == 0:
-            raise ValueError(
-                f"graph {index} has no features, edges or `num_nodes`: nothing says how many nodes it has"
-            )
+            missing = "has no features, edges or `num_nodes`"
+            raise ValueError(f"graph {index} {missing}: nothing says how many nodes it has")
         array = np.ones((int(edges.max()) + 1 if count is None else int(count), 1))
     array = as_array(array, f"`{name}` of graph {index}")
     got = f"{array.dtype} {list(array.shape)}"
@@ -143,15 +135,11 @@ def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
     if edges.size and (edges.min() < 0 or edges.max() >= nodes):
         named = f"names nodes {edges.min()} to {edges.max()}"
         raise ValueError(f"`edge_index` of graph {index} {named}, but it has {nodes} nodes")
-    return name, array, undirected_edges(edges.astype(np.int64)), _label(first("y", "label"))
-
-
-def _label(label: Any) -> Any:
-    """A number or an array of targets; a single class index comes as [1] from PyTorch Geometric."""
-    if label is None:
-        return None
-    label = np.asarray(label)
-    return label.reshape(()) if label.size == 1 else label
+    label = first("y", "label")
+    label = None if label is None else np.asarray(label)
+    if label is not None and label.size == 1:
+        label = label.reshape(())  # a single class index comes as [1] from PyTorch Geometric
+    return name, array, undirected_edges(edges.astype(np.int64)), label
 
 
 def _from_networkx(graph: Any) -> dict:

@@ -101,15 +101,9 @@ def _check_images(images) -> None:
     elif isinstance(images, Image.Image) and images.mode in ("I", "F"):  # a conversion would cut values off at 255
         lowest, highest = images.getextrema()
         if lowest < 0 or highest > 255:
-            raise ValueError(
-                f"an image of mode {images.mode!r} holds values from {lowest} to {highest}: scale them to 0 to 255 "
-                "first"
-            )
-    elif hasattr(images, "shape"):
-        shape = list(images.shape)
-        if len(shape) < 3:
-            raise ValueError(
-                f"an array {shape} is no image: it needs an axis of channels, as in `array[None]`, [1, height, width]"
-            )
-        if 0 in shape:
-            raise ValueError(f"an array {shape} is no image: it has no pixels")
+            values = f"holds values from {lowest} to {highest}"
+            raise ValueError(f"an image of mode {images.mode!r} {values}: scale them to 0 to 255 first")
+    elif hasattr(images, "shape") and (len(images.shape) < 3 or 0 in images.shape):
+        needs = "it needs an axis of channels, as in `array[None]`, [1, height, width]"
+        fault = needs if len(images.shape) < 3 else "it has no pixels"
+        raise ValueError(f"an array {list(images.shape)} is no image: {fault}")

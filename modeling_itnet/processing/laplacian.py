@@ -17,8 +17,7 @@ _TIE = 1e-6
 
 def undirected_edges(edge_index: np.ndarray) -> np.ndarray:
     """Both directions of every edge, each once, sorted by (from, to): [2, E]. Self-loops stay."""
-    both = np.concatenate([edge_index, edge_index[::-1]], axis=1)
-    return np.unique(both, axis=1)
+    return np.unique(np.concatenate([edge_index, edge_index[::-1]], axis=1), axis=1)
 
 
 def neighbor_table(edges: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -48,11 +47,12 @@ def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndar
     order = np.argsort(label, kind="stable")
     for nodes in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
         if len(nodes) > 1:
-            local = np.full(num_nodes, -1)
-            local[nodes] = np.arange(len(nodes))
-            inside = local[edges[:, label[edges[0]] == label[nodes[0]]]]
+            # The edges of the component, with the numbers that its nodes have in it.
+            inside = np.searchsorted(nodes, edges[:, label[edges[0]] == label[nodes[0]]])
             vectors = _eigenvectors(inside, len(nodes), size)
-            positions[nodes, : vectors.shape[1]] = _fix_signs(vectors)
+            magnitude = np.abs(vectors)
+            leader = (magnitude > magnitude.max(axis=0) - _TIE).argmax(axis=0)  # the entry that is made positive
+            positions[nodes, : vectors.shape[1]] = vectors * np.sign(vectors[leader, np.arange(vectors.shape[1])])
     return positions.astype(np.float32)
 
 
@@ -86,9 +86,3 @@ def _eigenvectors(edges: np.ndarray, count: int, size: int) -> np.ndarray:
     # The smallest eigenvalues of the Laplacian are the largest of the normalised adjacency.
     eigenvalues, vectors = eigsh(adjacency, k=size + 1, which="LA", v0=start)
     return vectors[:, np.argsort(-eigenvalues)[1:]]
-
-
-def _fix_signs(vectors: np.ndarray) -> np.ndarray:
-    magnitude = np.abs(vectors)
-    leader = (magnitude > magnitude.max(axis=0) - _TIE).argmax(axis=0)
-    return vectors * np.sign(vectors[leader, np.arange(vectors.shape[1])])

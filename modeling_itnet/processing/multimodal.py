@@ -31,32 +31,27 @@ class ITNetProcessor(ProcessorMixin):
 
     def __call__(self, images=None, text=None, **kwargs) -> BatchFeature:
         """`images`: one, a list, or a list of lists of the same length; `text`: one or a list."""
-        several = isinstance(images, (list, tuple))
-        if several and text is not None and not isinstance(text, str) and len(images) != len(text):
+        are_several = isinstance(images, (list, tuple))
+        if are_several and isinstance(text, (list, tuple)) and len(images) != len(text):
             raise ValueError(f"`images` holds {len(images)} entries, but there are {len(text)} texts")
-        pairs = several and len(images) > 0 and isinstance(images[0], (list, tuple))
-        if pairs:
-            per_text = len(images[0])
-            if any(len(group) != per_text for group in images):
-                raise ValueError(f"every text needs the same number of images, got {[len(group) for group in images]}")
+        are_grouped = are_several and len(images) > 0 and isinstance(images[0], (list, tuple))
+        if are_grouped:
+            counts = [len(group) for group in images]
+            if len(set(counts)) > 1:
+                raise ValueError(f"every text needs the same number of images, got {counts}")
             images = [image for group in images for image in group]
         batch = super().__call__(images=images, text=text, **kwargs)
         if "input_ids" in batch:
             self._check_length(batch["input_ids"])
-        if pairs:
-            pixels = batch["pixel_values"]
-            batch["pixel_values"] = (
-                [pixels[i : i + per_text] for i in range(0, len(pixels), per_text)]
-                if isinstance(pixels, list)
-                else pixels.reshape(-1, per_text, *pixels.shape[1:])
-            )
+        if are_grouped:
+            pixels, size = batch["pixel_values"], counts[0]
+            groups = [pixels[start : start + size] for start in range(0, len(pixels), size)]
+            batch["pixel_values"] = groups if isinstance(pixels, list) else pixels.reshape(-1, size, *pixels.shape[1:])
         return batch
 
     def _check_length(self, input_ids) -> None:
         rows = input_ids if len(input_ids) and hasattr(input_ids[0], "__len__") else [input_ids]
-        longest, limit = max(len(row) for row in rows), self.tokenizer.model_max_length
+        longest, limit = max(map(len, rows)), self.tokenizer.model_max_length
         if longest > limit:
-            raise ValueError(
-                f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer: shorten it, "
-                "or pass `truncation=True`"
-            )
+            fault = f"a text has {longest} tokens, more than `model_max_length` ({limit}) of the tokenizer"
+            raise ValueError(f"{fault}: shorten it, or pass `truncation=True`")

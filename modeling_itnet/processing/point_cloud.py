@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from transformers.feature_extraction_utils import BatchFeature, FeatureExtractionMixin
 
-from .common import CheckedSettings, as_array, pad
+from .common import CheckedSettings, as_array, stack, stack_mask
 
 
 class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
@@ -14,21 +14,14 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
     Turns point clouds into the inputs of ITNet models with `modality="point_cloud"`.
 
     Args:
-        num_points (`int`, *optional*, defaults to 1024):
-            Larger clouds are thinned out to this many points, chosen at random. Smaller ones keep all of theirs and
-            are padded. `None` keeps every point.
-        do_normalize (`bool`, *optional*, defaults to `True`):
-            Move the mean of each cloud to 0 and its farthest point to distance 1.
-        scale_range (`tuple[float, float]`, *optional*, defaults to `(0.8, 1.25)`):
-            Range of the random scale factor, one per cloud.
-        jitter_std (`float`, *optional*, defaults to 0.01):
-            Standard deviation of the noise added to every coordinate.
-        do_rotate (`bool`, *optional*, defaults to `True`):
-            Rotate each cloud about the gravity axis by a random angle.
-        gravity_axis (`int`, *optional*, defaults to 2):
-            The axis that points up: 0, 1 or 2 for x, y, z.
-        features_are_normals (`bool`, *optional*, defaults to `False`):
-            The first three point features are a vector that turns with the cloud.
+        num_points: Larger clouds are thinned out to this many points, chosen at random. Smaller ones keep all of
+            theirs and are padded. `None` keeps every point.
+        do_normalize: Move the mean of each cloud to 0 and its farthest point to distance 1.
+        scale_range: Range of the random scale factor, one per cloud.
+        jitter_std: Standard deviation of the noise added to every coordinate.
+        do_rotate: Rotate each cloud about the gravity axis by a random angle.
+        gravity_axis: The axis that points up: 0, 1 or 2 for x, y, z.
+        features_are_normals: The first three point features are a vector that turns with the cloud.
     """
 
     model_input_names = ["points", "point_features", "attention_mask"]
@@ -53,12 +46,9 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
             raise ValueError(f"`scale_range` ({scale_range}) must be (lowest, highest), both positive and finite")
         if not 0 <= jitter_std < np.inf:
             raise ValueError(f"`jitter_std` ({jitter_std}) must be zero or more, and finite")
-        self.num_points = num_points
-        self.do_normalize = do_normalize
-        self.scale_range = list(scale_range)
-        self.jitter_std = jitter_std
-        self.do_rotate = do_rotate
-        self.gravity_axis = gravity_axis
+        self.num_points, self.do_normalize = num_points, do_normalize
+        self.scale_range, self.jitter_std = list(scale_range), jitter_std
+        self.do_rotate, self.gravity_axis = do_rotate, gravity_axis
         self.features_are_normals = features_are_normals
         super().__init__(**kwargs)
 
@@ -74,35 +64,31 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         Args:
             points: Coordinates `[n, 3]` of one cloud, or a list (or array `[B, n, 3]`) of clouds.
             point_features: What points carry beside their coordinates, `[n, c]` each, in the form of `points`.
-            augment (`bool`, *optional*, defaults to `False`):
-                Scale, jitter and rotate, for training.
-            generator (`np.random.Generator`, *optional*):
-                Source of all randomness. Without one, augmentation differs from call to call, and the choice of points
-                without augmentation is always the same.
-            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            augment: Scale, jitter and rotate, for training.
+            generator: Source of all randomness. Without one, augmentation differs from call to call, and the choice of
+                points without augmentation is always the same.
+            return_tensors: `"pt"` or `"np"`.
 
         Returns:
             `points` `[B, n, 3]`, `attention_mask` `[B, n]`, and `point_features` `[B, n, c]` if given.
         """
         clouds = _as_clouds(points, "points")
-        features = None if point_features is None else _as_clouds(point_features, "point_features")
-        if features is not None and len(features) != len(clouds):
+        if point_features is None:
+            features = [np.zeros((len(cloud), 0)) for cloud in clouds]
+        else:
+            features = _as_clouds(point_features, "point_features")
+        if len(features) != len(clouds):
             raise ValueError(f"`point_features` holds {len(features)} clouds, `points` {len(clouds)}")
-        if generator is None:
-            generator = np.random.default_rng() if augment else np.random.default_rng(0)
+        generator = generator or np.random.default_rng(None if augment else 0)
         done = []
-        for index, cloud in enumerate(clouds):
+        for index, (cloud, feature) in enumerate(zip(clouds, features, strict=True)):
             _check(cloud, [None, 3], f"`points` of cloud {index}")
-            feature = np.zeros((len(cloud), 0)) if features is None else features[index]
             _check(feature, [len(cloud), None], f"`point_features` of cloud {index}")
             done.append(self._process(cloud.astype(np.float64), feature, augment, generator))
-        most = max(len(cloud) for cloud, _ in done)
-        data = {
-            "points": np.stack([pad(cloud, most) for cloud, _ in done]),
-            "attention_mask": np.stack([pad(np.ones(len(cloud), dtype=np.int64), most) for cloud, _ in done]),
-        }
+        clouds, features = zip(*done, strict=True)
+        data = {"points": stack(clouds), "attention_mask": stack_mask(clouds)}
         if point_features is not None:
-            data["point_features"] = np.stack([pad(feature, most) for _, feature in done])
+            data["point_features"] = stack(features)
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _process(self, points: np.ndarray, features: np.ndarray, augment: bool, generator):
@@ -126,12 +112,9 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
 
 def _rotation(angle: float, axis: int) -> np.ndarray:
     """Rotation matrix [3, 3] about a coordinate axis."""
-    first, second = (axis + 1) % 3, (axis + 2) % 3
-    matrix = np.eye(3)
-    matrix[first, first] = matrix[second, second] = np.cos(angle)
-    matrix[second, first] = np.sin(angle)
-    matrix[first, second] = -matrix[second, first]
-    return matrix
+    cosine, sine = np.cos(angle), np.sin(angle)
+    about_z = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
+    return np.roll(about_z, axis + 1, axis=(0, 1))
 
 
 def _as_clouds(values: Any, name: str) -> list[np.ndarray]:

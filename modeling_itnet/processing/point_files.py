@@ -14,13 +14,11 @@ _ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">"}
 def read_points(path: str | Path) -> np.ndarray:
     """The vertices [n, 3] of an .off or .ply file (text or binary), as float64; faces and colours are left out."""
     path = Path(path)
-    readers = {".off": _read_off, ".ply": _read_ply}
-    if path.suffix.lower() not in readers:
-        raise ValueError(
-            f"{path} has the suffix {path.suffix!r}; points are read from {', '.join(sorted(readers))} files"
-        )
+    read = {".off": _read_off, ".ply": _read_ply}.get(path.suffix.lower())
+    if read is None:
+        raise ValueError(f"{path} has the suffix {path.suffix!r}; points are read from .off, .ply files")
     try:
-        points = readers[path.suffix.lower()](path.read_bytes())
+        points = read(path.read_bytes())
     except (IndexError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is no readable {path.suffix[1:]} file: {error}") from error
     if len(points) == 0 or not np.isfinite(points).all():
@@ -29,8 +27,7 @@ def read_points(path: str | Path) -> np.ndarray:
 
 
 def _read_off(content: bytes) -> np.ndarray:
-    lines = [line.split("#")[0].split() for line in content.decode("ascii", errors="strict").splitlines()]
-    entries = [entry for line in lines for entry in line]
+    entries = [entry for line in content.decode("ascii").splitlines() for entry in line.split("#")[0].split()]
     if not entries[0].startswith("OFF"):
         raise ValueError("it does not start with OFF")
     # Some files of ModelNet have the first count attached to the header: OFF3514 3546 0.

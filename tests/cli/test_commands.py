@@ -226,8 +226,8 @@ def test_bench_takes_turns(run, monkeypatch):
     def layer(config, mode="attention", backend="tiled"):
         return Recorder(f"{mode} {backend}"), lambda count: (torch.randn(1, count, 4, requires_grad=True),)
 
-    monkeypatch.setattr("modeling_itnet.cli.bench.itnet_layer", layer)
-    monkeypatch.setattr("modeling_itnet.cli.bench.attention_layer", layer)
+    monkeypatch.setattr("modeling_itnet.cli.reports.itnet_layer", layer)
+    monkeypatch.setattr("modeling_itnet.cli.reports.attention_layer", layer)
     run("bench", "-n", 8, "--rounds", 2, "--mode", "exact", "--mode", "low_rank", "--json")
     assert calls == 3 * ["exact auto", "low_rank auto", "attention tiled"]  # one more round to warm up
 
@@ -259,6 +259,6 @@ class TestVerify:
 
     def test_a_theorem_that_fails_is_exit_code_1(self, monkeypatch):
         row = TheoremRow("thm:x", "a statement", error=2.0, tolerance=1.0)
-        monkeypatch.setattr("modeling_itnet.cli.verify.theorem_table", lambda seed: [row])
+        monkeypatch.setattr("modeling_itnet.cli.reports.theorem_table", lambda seed: [row])
         result = CliRunner().invoke(app, ["verify"])
         assert result.exit_code == 1 and "0 of 1 statements hold" in result.stdout and "NO" in result.stdout

@@ -26,9 +26,9 @@ def monte_carlo_transform(
 
         out_i = 1/M sum_m omega_j / p_ij K_ij u_j,     j = indices[i, m] ~ p_i
 
-    Unbiased for every measure and every pmf p_i that is positive wherever omega_j K_ij u_j is not 0. Differentiable
-    like the exact operator, with indices and probabilities as constants of the sampling: pass probabilities that
-    require no gradient.
+    It is unbiased for every measure and every pmf p_i that is positive wherever omega_j K_ij u_j is not 0, and
+    differentiable like the exact operator. Indices and probabilities are constants of the sampling: pass
+    probabilities that require no gradient. The result is ``[B, n_q, H, d_h]`` in the dtype of the queries.
 
     Args:
         u, positions, weights, measure, queries, query_positions: as in :func:`integral_transform`.
@@ -36,9 +36,6 @@ def monte_carlo_transform(
         probabilities: p_ij of each drawn key, positive, ``[B, n_q, M]``.
         is_causal: omega is normalised over the keys j <= i + n_k - n_q that query i sees; a hidden key that was drawn
             contributes nothing.
-
-    Returns:
-        ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]

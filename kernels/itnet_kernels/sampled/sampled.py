@@ -40,19 +40,13 @@ def sampled_transform(
 
         out_i^(h) = sum_m c_im K_{i, j(i,m)}^(h) u_{j(i,m)}^(h)
 
-    Differentiable like :func:`integral_transform`, and in ``coefficients``.
+    The result is ``[B, n_q, H, d_h]`` in the dtype of the queries, and differentiable like that of
+    :func:`integral_transform`, and in ``coefficients``.
 
     Args:
-        u: key features ``[B, n, H, d_h]``; also the query features unless ``queries`` is given.
-        positions: coordinates of ``u``, ``[n, s]`` or ``[B, n, s]``.
-        weights: the kernel MLP.
+        u, positions, weights, queries, query_positions: as in :func:`integral_transform`.
         indices: keys of each query, ``[B, n_q, M]``, in [0, n). The same key may come twice.
         coefficients: c_im ``[B, n_q, M]``, of either sign; 0 for an entry that does not count.
-        queries, query_positions: a query domain other than the key domain, ``[B, n_q, H, d_h]`` and ``[n_q, s]`` or
-            ``[B, n_q, s]``.
-
-    Returns:
-        ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
@@ -95,39 +89,35 @@ class SampledPairs:
         self.features = x.features_in(dtype), y.features_in(dtype)
 
     def transform(self, indices: Tensor, coefficients: Tensor) -> Tensor:
-        with torch.autocast(self.queries.device.type, enabled=False):
-            coefficients = coefficients.to(self.queries.dtype)
-            out = self._by_tiles(self._transform_tile, self._tile_size(indices), indices, coefficients)
-            return out.to(self.out_dtype)
+        coefficients = coefficients.to(self.queries.dtype)
+        out = self._by_tiles(self._transform_tile, self.weights.w1.shape[0], indices, coefficients)
+        return out.to(self.out_dtype)
 
     def norms(self, indices: Tensor) -> Tensor:
-        with torch.autocast(self.queries.device.type, enabled=False):
-            size = max(1, self._tile_size(indices) * self.weights.w1.shape[0] // self.head_dim**2)
-            return self._by_tiles(self._norms_tile, size, indices)
+        return self._by_tiles(self._norms_tile, self.head_dim**2, indices)
 
-    def _tile_size(self, indices: Tensor) -> int:
-        """(sample, query) pairs of a tile."""
-        return max(1, _TILE_ELEMENTS // (indices.shape[2] * self.num_heads * self.weights.w1.shape[0]))
-
-    def _by_tiles(self, evaluate, size: int, *per_query: Tensor) -> Tensor:
-        """Concatenates ``evaluate`` over tiles of ``size`` (sample, query) pairs; the backward evaluates them again.
+    def _by_tiles(self, evaluate, width: int, indices: Tensor, *per_query: Tensor) -> Tensor:
+        """Concatenates ``evaluate``, which holds ``width`` numbers of every pair and head, over tiles of queries; the
+        backward evaluates them again.
 
         Everything is split, not sliced: the gradient of a slice is a zero tensor of the size of the whole.
         """
         batch, num_queries = self.queries.shape[:2]
+        size = max(1, _TILE_ELEMENTS // (indices.shape[2] * self.num_heads * width))  # (sample, query) pairs
         in_queries = min(size, num_queries)
         in_batch = min(max(1, size // num_queries), batch)
 
         def by_samples(tensor):
             return tensor.split(in_batch) if tensor.shape[0] == batch else [tensor] * -(-batch // in_batch)
 
-        by_queries = (self.queries, self.positions[0], self.features[0], *per_query)
+        by_queries = (self.queries, self.positions[0], self.features[0], indices, *per_query)
         by_keys = (self.keys, self.positions[1], self.features[1])
         rows = []
-        for group in zip(*(by_samples(tensor) for tensor in (*by_queries, *by_keys)), strict=True):
-            of_queries, of_keys = group[: len(by_queries)], group[len(by_queries) :]
-            tiles = zip(*(tensor.split(in_queries, dim=1) for tensor in of_queries), strict=True)
-            rows.append(torch.cat([recomputed(evaluate, *tile, *of_keys) for tile in tiles], dim=1))
+        with torch.autocast(self.queries.device.type, enabled=False):
+            for group in zip(*(by_samples(tensor) for tensor in (*by_queries, *by_keys)), strict=True):
+                of_queries, of_keys = group[: len(by_queries)], group[len(by_queries) :]
+                tiles = zip(*(tensor.split(in_queries, dim=1) for tensor in of_queries), strict=True)
+                rows.append(torch.cat([recomputed(evaluate, *tile, *of_keys) for tile in tiles], dim=1))
         return torch.cat(rows)
 
     def _transform_tile(self, queries, x, gamma_x, indices, coefficients, keys, y, gamma_y) -> Tensor:
@@ -136,7 +126,8 @@ class SampledPairs:
         values = keys * coefficients[:, :, None, :, None]
         moments = (hidden @ values).flatten(-2)  # A [b, t, H, w * d_h]
         w2, b2 = self.weights.output_weight(self.head_dim), self.weights.output_bias(self.head_dim)
-        return _per_head(moments, w2) + _per_head(values.sum(3), b2)
+        per_head = "bthf,hfa->btha"  # heads that share their weights have a leading size of 1
+        return torch.einsum(per_head, moments, w2) + torch.einsum(per_head, values.sum(3), b2)
 
     def _norms_tile(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
         keys = take_keys(keys, indices).transpose(2, 3)
@@ -152,9 +143,9 @@ class SampledPairs:
         if columns["u_x"] is not None:
             row = row + queries @ columns["u_x"].T
         pre = row.unsqueeze(-1)
+        y, gamma_y = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
         position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
-        drawn = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
-        bias = position_term(x, drawn[0], gamma_x, drawn[1], position_weights, len(weights.fourier) > 0)
+        bias = position_term(x, y, gamma_x, gamma_y, position_weights, len(weights.fourier) > 0)
         if bias is not None:  # [b, t, w, M]
             pre = pre + bias.unsqueeze(2)
         pre = pre.expand(*keys.shape[:3], -1, keys.shape[3])  # [b, t, H, w, M]
@@ -178,8 +169,3 @@ def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:
         offsets = torch.arange(0, tensor.shape[0] * tensor.shape[1], tensor.shape[1], device=indices.device)
         indices = indices + offsets[:, None, None]
     return tensor.flatten(0, 1).index_select(0, indices.flatten()).unflatten(0, indices.shape)
-
-
-def _per_head(features: Tensor, matrices: Tensor) -> Tensor:
-    """[b, t, H, f] times [H or 1, f, a] -> [b, t, H, a]."""
-    return torch.einsum("bthf,hfa->btha", features, matrices.expand(features.shape[2], -1, -1))
