@@ -16,7 +16,6 @@ from common.arguments import DataArguments
 from common.data import load_split
 from common.peers import InteractionNetwork, PixelMLP, SignalTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typed_particles import ForceLaw, TypedParticles, seeded
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetForSignalRegression, ITNetModel
@@ -195,7 +194,9 @@ PARTICLE_MODELS = {
     "exact-32": Contestant(
         "ITNet, exact, w = 32", PointwiseITNet, {"integration_mode": "exact", "kernel_hidden_size": 32}
     ),
-    "exact-8": Contestant("ITNet, exact, w = 8", PointwiseITNet, {"integration_mode": "exact", "kernel_hidden_size": 8}),
+    "exact-8": Contestant(
+        "ITNet, exact, w = 8", PointwiseITNet, {"integration_mode": "exact", "kernel_hidden_size": 8}
+    ),
     "near_far": Contestant(
         "ITNet, near and far, w = 32",
         PointwiseITNet,
@@ -228,8 +229,10 @@ IMAGE_SETTINGS = {
     "intermediate_size": 256,
     "num_fourier_features": 16,
     "fourier_scale": 1.0,
-    "kernel_hidden_size": 16,
+    "kernel_hidden_size": 8,
     "kernel_init_scale": 1.0,
+    "initializer_range": 0.1,
+    "pooling": "mean",
     **NO_DROPOUT,
 }
 IMAGE_MODELS = {

@@ -1,6 +1,7 @@
 """A softmax transformer on signals, with positions as inputs and, if told, in the scores of pairs."""
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
 from modeling_itnet.heads.signal import relative_l2
@@ -10,39 +11,48 @@ from modeling_itnet.outputs import SignalRegressionOutput
 from .interaction_network import pair_features
 
 
-class SignalTransformer(nn.Module):
-    """torch's pre-norm encoder on W a(x) + b + W_pos γ(x): [B, n, c] -> [B, n, num_labels].
+class AttentionLayer(nn.Module):
+    """Softmax attention and a feed-forward network, both pre-norm with a residual connection.
 
-    With ``relative_bias`` every layer and head adds its own MLP of γ(x_i − x_j) and |x_i − x_j| to the scores of a
-    pair.
+    With ``pair_size`` = p > 0, every head adds an MLP of what describes a pair, [p], to its score.
     """
 
-    def __init__(self, config: ITNetConfig, relative_bias: bool = False, bias_size: int = 16):
+    def __init__(self, config: ITNetConfig, pair_size: int, bias_size: int = 16):
         super().__init__()
-        self.num_heads, depth = config.num_attention_heads, config.num_hidden_layers
+        size, inner, self.num_heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+        self.norm, self.feed_forward_norm = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.projection, self.output = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.feed_forward = nn.Sequential(nn.Linear(size, inner), nn.GELU(), nn.Linear(inner, size))
+        self.bias = None
+        if pair_size:
+            self.bias = nn.Sequential(
+                nn.Linear(pair_size, bias_size), nn.GELU(), nn.Linear(bias_size, self.num_heads, bias=False)
+            )
+
+    def forward(self, features: Tensor, pairs: Tensor | None) -> Tensor:
+        """features [B, n, d], pairs [B, n, n, p] or None -> [B, n, d]."""
+        heads = self.projection(self.norm(features)).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = heads.transpose(1, 3).unbind(2)  # [B, H, n, d_h] each
+        bias = None if pairs is None else self.bias(pairs).movedim(-1, 1)  # [B, H, n, n]
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        features = features + self.output(attended.transpose(1, 2).flatten(2))
+        return features + self.feed_forward(self.feed_forward_norm(features))
+
+
+class SignalTransformer(nn.Module):
+    """Attention layers on W a(x) + b + W_pos γ(x), and a linear map at every position: [B, n, c] -> [B, n, labels].
+
+    With ``relative_bias`` scores also depend on γ(x_i − x_j) and |x_i − x_j|.
+    """
+
+    def __init__(self, config: ITNetConfig, relative_bias: bool = False):
+        super().__init__()
+        self.relative_bias = relative_bias
         self.fourier = ITNetFourierFeatures(config)
         self.lift = nn.Linear(config.signal_feature_size, config.hidden_size)
         self.position_projection = nn.Linear(self.fourier.size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                config.hidden_size,
-                self.num_heads,
-                config.intermediate_size,
-                config.hidden_dropout_prob,
-                "gelu",
-                batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(depth)
-        )
-        self.biases = None
-        if relative_bias:
-            self.biases = nn.ModuleList(
-                nn.Sequential(
-                    nn.Linear(self.fourier.size + 1, bias_size), nn.GELU(), nn.Linear(bias_size, self.num_heads)
-                )
-                for _ in range(depth)
-            )
+        pair_size = self.fourier.size + 1 if relative_bias else 0
+        self.layers = nn.ModuleList(AttentionLayer(config, pair_size) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size)
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
 
@@ -50,13 +60,9 @@ class SignalTransformer(nn.Module):
         self, signal_values: Tensor, positions: Tensor, labels: Tensor | None = None
     ) -> SignalRegressionOutput:
         features = self.lift(signal_values) + self.position_projection(self.fourier(positions))
-        pairs = None if self.biases is None else pair_features(self.fourier, positions)
-        for index, layer in enumerate(self.layers):
-            features = layer(features, None if pairs is None else self._scores(index, pairs))
+        pairs = pair_features(self.fourier, positions) if self.relative_bias else None
+        for layer in self.layers:
+            features = layer(features, pairs)
         predictions = self.regressor(self.norm(features))
         loss = relative_l2(predictions, labels).mean() if labels is not None else None
         return SignalRegressionOutput(loss=loss, predictions=predictions)
-
-    def _scores(self, index: int, pairs: Tensor) -> Tensor:
-        """What a layer adds to its scores: [B, n, n, p] -> [B H, n, n]."""
-        return self.biases[index](pairs).movedim(-1, 1).flatten(0, 1)
