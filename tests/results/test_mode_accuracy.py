@@ -13,8 +13,9 @@ from modeling_itnet import ITNetConfig
 
 PARTICLE_MODELS = (
     "exact-32",
+    "near_far-32",
     "exact-8",
-    "near_far",
+    "near_far-8",
     "low_rank",
     "low_rank-query",
     "interaction_network",
