@@ -1,7 +1,7 @@
 """What mode_accuracy.py trains: two problems that tell integration modes apart, and the models that meet on each.
 
 A problem gives batches for training, validation and test, and says how a prediction is judged. Its models share data,
-steps, batch size, optimiser and schedule, and have about the same number of parameters; the learning rate is tuned.
+steps, batch size, optimiser and schedule, and have parameters of the same order; the learning rate is tuned.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Problem:
-    """Common to both problems."""
+    """What problems share. Each adds `batch(seed, step)`, `validation()`, `tests()` and `score(model, batches)`."""
 
     name: str
     title: str

@@ -25,7 +25,7 @@ def spread(values: list[float | None], digits: int = 3) -> str:
     return text + (f" ({lost} diverged)" if lost else "")
 
 
-def row(table: list[list[str]]) -> list[str]:
+def markdown(table: list[list[str]]) -> list[str]:
     """Lines of a Markdown table, of a heading and rows."""
     heading, *rows = table
     return ["| " + " | ".join(cells) + " |" for cells in (heading, ["---"] * len(heading), *rows)]
@@ -45,7 +45,7 @@ def results(problem: Problem, logs: list[dict]) -> list[str]:
             rates = sorted({log["learning_rate"] for log in found})
             cells = [", ".join(f"{rate:g}" for rate in rates), f"{found[0]['parameters']:,}", f"{milliseconds:.0f}"]
         table.append([contestant.label, *scores, *cells, f"{len(found)} of {len(SEEDS)}"])
-    return row(table)
+    return markdown(table)
 
 
 def rates(problem: Problem, logs: list[dict]) -> list[str]:
@@ -60,7 +60,7 @@ def rates(problem: Problem, logs: list[dict]) -> list[str]:
         cells = [spread([own[rate]]) if rate in own else "" for rate in columns]
         cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(columns, cells, strict=True)]
         table.append([contestant.label, *cells])
-    return row(table)
+    return markdown(table)
 
 
 def section(problem: Problem, logs: list[dict]) -> list[str]:
