@@ -52,6 +52,7 @@ SHORTER = {
 #: Long, or for another machine: that the options are known is all that is checked here, and where it runs is said.
 HELP_ONLY = {
     "examples/results/kernel_figures.py": "tests/results/test_kernel_figures.py",
+    "examples/results/mode_accuracy.py": "tests/results/test_mode_accuracy.py",
     "examples/results/make_checkpoints.py": "tests/examples/test_checkpoints.py",
     "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",

@@ -6,8 +6,22 @@ take an ITNetConfig and the same batches as ITNet, and return a loss and logits 
 
 from .convnet import ConvNet
 from .gin import GIN
+from .interaction_network import InteractionNetwork
+from .pixel_mlp import PixelMLP
 from .point_net import PointNet
 from .point_transformer import PointTransformer
+from .signal_transformer import SignalTransformer
 from .transformers_configs import bert_config, vilt_config, vit_config
 
-__all__ = ["GIN", "ConvNet", "PointNet", "PointTransformer", "bert_config", "vilt_config", "vit_config"]
+__all__ = [
+    "GIN",
+    "ConvNet",
+    "InteractionNetwork",
+    "PixelMLP",
+    "PointNet",
+    "PointTransformer",
+    "SignalTransformer",
+    "bert_config",
+    "vilt_config",
+    "vit_config",
+]

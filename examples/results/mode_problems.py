@@ -1,0 +1,290 @@
+"""What mode_accuracy.py trains: two problems that tell integration modes apart, and the models that meet on each.
+
+A problem gives batches for training, validation and test, and says how a prediction is judged. Its models share data,
+steps, batch size, optimiser and schedule, and have parameters of the same order; the learning rate is tuned.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import examples_path  # noqa: F401
+import numpy as np
+import torch
+from common.arguments import DataArguments
+from common.data import load_split
+from common.peers import InteractionNetwork, PixelMLP, SignalTransformer
+from torch import Tensor, nn
+from typed_particles import ForceLaw, TypedParticles, seeded
+
+from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetForSignalRegression, ITNetModel
+from modeling_itnet.heads.signal import relative_l2
+from modeling_itnet.outputs import SignalRegressionOutput
+
+TRAIN, VALIDATION, TEST = 1, 2, 3  # streams of random numbers that no two parts of the data share
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model: its class, and the settings that make an ITNetConfig, which peers take too."""
+
+    label: str
+    build: Callable[[ITNetConfig], nn.Module]
+    settings: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What problems share. Each adds `batch(seed, step)`, `validation()`, `tests()` and `score(model, batches)`."""
+
+    name: str
+    title: str
+    metric: str
+    is_error: bool  # less is better
+    steps: int
+    batch_size: int
+    weight_decay: float
+    shared: dict  # settings of all models
+    contestants: dict[str, Contestant]
+    tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
+
+    def config(self, model: str) -> ITNetConfig:
+        return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
+
+    def build(self, model: str) -> nn.Module:
+        return self.contestants[model].build(self.config(model))
+
+    def better(self, scores: dict[float, float | None]) -> float:
+        """The learning rate of the best score. A run that diverged has none."""
+        found = {rate: score for rate, score in scores.items() if score is not None}
+        if not found:
+            raise ValueError(f"`{self.name}`: no learning rate of {', '.join(f'{r:g}' for r in scores)} converged")
+        return (min if self.is_error else max)(found, key=found.get)
+
+
+class PointwiseITNet(nn.Module):
+    """The layers of an ITNet and a linear map at every position: [B, n, c] -> [B, n, num_labels].
+
+    ITNetForSignalRegression ends with a layer that queries other positions. It would hide what the mode of the layers
+    can do, where it integrates in another one.
+    """
+
+    def __init__(self, config: ITNetConfig):
+        super().__init__()
+        self.itnet = ITNetModel(config)
+        self.regressor = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self, signal_values: Tensor, positions: Tensor, labels: Tensor | None = None
+    ) -> SignalRegressionOutput:
+        outputs = self.itnet(signal_values=signal_values, positions=positions)
+        predictions = self.regressor(outputs.last_hidden_state)
+        loss = relative_l2(predictions, labels).mean() if labels is not None else None
+        return SignalRegressionOutput(loss=loss, predictions=predictions)
+
+
+@dataclass(frozen=True)
+class Particles(Problem):
+    """Forces on typed particles, trained at one n and judged at half, the same and four times that n."""
+
+    num_particles: int = 32
+    held_out: int = 128  # samples of validation and of every test, fewer at larger n
+
+    @cached_property
+    def data(self) -> TypedParticles:
+        return TypedParticles.normalised(ForceLaw.draw(), self.num_particles)
+
+    def batch(self, seed: int, step: int) -> Batch:
+        return self.data.batch(self.batch_size, self.num_particles, seeded(TRAIN, seed, step))
+
+    def validation(self) -> Iterator[Batch]:
+        return self._batches(VALIDATION, self.num_particles)
+
+    def tests(self) -> dict[str, Iterator[Batch]]:
+        counts = self.num_particles // 2, self.num_particles, 4 * self.num_particles
+        return {f"n = {count}": self._batches(TEST, count) for count in counts}
+
+    def _batches(self, stream: int, num_particles: int) -> Iterator[Batch]:
+        """Equal batches of at most as many pairs as in training."""
+        size = max(1, self.batch_size * self.num_particles**2 // num_particles**2)
+        for index in range(max(1, self.held_out * self.num_particles // (num_particles * size))):
+            yield self.data.batch(size, num_particles, seeded(stream, num_particles, index))
+
+    @staticmethod
+    def score(model: nn.Module, batches: Iterator[Batch]) -> float:
+        """Relative L2 error of a sample, over all particles, averaged over samples."""
+        errors = [relative_l2(model(**_inputs(batch)).predictions, batch["labels"]) for batch in batches]
+        return torch.cat(errors).mean().item()
+
+
+@dataclass(frozen=True)
+class Images(Problem):
+    """Classes of images; the last ``held_out`` training images are for validation."""
+
+    folder: Path = Path("data/cifar10")
+    held_out: int = 1000
+    evaluated: int = 250  # images per batch of validation and test
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        return self._read("train")
+
+    def batch(self, seed: int, step: int) -> Batch:
+        """Random images of the training part, each flipped with probability 1/2."""
+        generator = seeded(TRAIN, seed, step)
+        images, labels = self.train
+        rows = torch.randint(len(images) - self.held_out, (self.batch_size,), generator=generator)
+        flipped = torch.rand(self.batch_size, 1, 1, 1, generator=generator) < 0.5
+        pixels = self._scaled(images[rows])
+        return {"pixel_values": torch.where(flipped, pixels.flip(-1), pixels), "labels": labels[rows]}
+
+    def validation(self) -> Iterator[Batch]:
+        images, labels = self.train
+        return self._batches(images[-self.held_out :], labels[-self.held_out :])
+
+    def tests(self) -> dict[str, Iterator[Batch]]:
+        return {"test": self._batches(*self._read("test"))}
+
+    def _batches(self, images: Tensor, labels: Tensor) -> Iterator[Batch]:
+        for pixels, classes in zip(images.split(self.evaluated), labels.split(self.evaluated), strict=True):
+            yield {"pixel_values": self._scaled(pixels), "labels": classes}
+
+    def _read(self, split: str) -> tuple[Tensor, Tensor]:
+        """Images [N, 3, H, W] as bytes, and classes [N]."""
+        rows = load_split(DataArguments(dataset=str(self.folder)), split, None)
+        images = np.stack([np.asarray(image.convert("RGB")) for image in rows["image"]])
+        return torch.from_numpy(images).movedim(-1, 1).contiguous(), torch.tensor(rows["label"][:])
+
+    @staticmethod
+    def _scaled(images: Tensor) -> Tensor:
+        return images.float() / 127.5 - 1
+
+    @staticmethod
+    def score(model: nn.Module, batches: Iterator[Batch]) -> float:
+        """Share of images whose class has the largest logit."""
+        hits = [model(**_inputs(batch)).logits.argmax(-1) == batch["labels"] for batch in batches]
+        return torch.cat(hits).float().mean().item()
+
+
+def _inputs(batch: Batch) -> Batch:
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "embedding_dropout_prob": 0.0, "drop_path_rate": 0.0}
+PARTICLE_SETTINGS = {
+    "modality": "signal",
+    "signal_feature_size": 4,
+    "position_dim": 2,
+    "num_labels": 2,
+    "signal_loss": "relative_l2",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,  # a force is one sum over pairs
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "num_fourier_features": 16,
+    "fourier_scale": 1.0,
+    "kernel_init_scale": 1.0,
+    "initializer_range": 0.1,
+    **NO_DROPOUT,
+}
+NEAR_FAR = {"integration_mode": "near_far", "factor_form": "matrix", "rank": 4, "factor_hidden_size": 16}
+
+
+def _both_modes(width: int) -> dict[str, Contestant]:
+    """Exact, and near and far, with a kernel of as many hidden units; the law has died away at the radius."""
+    exact = {"integration_mode": "exact", "kernel_hidden_size": width}
+    near_far = {**NEAR_FAR, "near_radius": 0.3, "kernel_hidden_size": width}
+    return {
+        f"exact-{width}": Contestant(f"ITNet, exact, w = {width}", PointwiseITNet, exact),
+        f"near_far-{width}": Contestant(f"ITNet, near and far, w = {width}", PointwiseITNet, near_far),
+    }
+
+
+PARTICLE_MODELS = {
+    **_both_modes(32),
+    **_both_modes(8),
+    "low_rank": Contestant("ITNet, low rank", PointwiseITNet, {"integration_mode": "low_rank"}),
+    "low_rank-query": Contestant(
+        "ITNet, low rank, then the query layer of its head",
+        ITNetForSignalRegression,
+        {"integration_mode": "low_rank", "kernel_hidden_size": 8},
+    ),
+    "interaction_network": Contestant(
+        "interaction network", InteractionNetwork, {"hidden_size": 64, "intermediate_size": 64}
+    ),
+    "transformer": Contestant("transformer", SignalTransformer, {"num_hidden_layers": 2, "intermediate_size": 128}),
+    "transformer-bias": Contestant(
+        "transformer with relative bias",
+        partial(SignalTransformer, relative_bias=True),
+        {"num_hidden_layers": 2, "intermediate_size": 128},
+    ),
+}
+COSTLY = ("exact-32", "near_far-32", "low_rank-query")  # left out at n = 256
+IMAGE_SETTINGS = {
+    "modality": "image",
+    "image_size": 32,
+    "patch_size": 4,
+    "num_labels": 10,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "num_fourier_features": 16,
+    "fourier_scale": 1.0,
+    "kernel_hidden_size": 8,
+    "kernel_init_scale": 1.0,
+    "initializer_range": 0.1,
+    "pooling": "mean",
+    **NO_DROPOUT,
+}
+IMAGE_MODELS = {
+    "exact": Contestant("ITNet, exact", ITNetForImageClassification, {"integration_mode": "exact"}),
+    "near_far": Contestant("ITNet, near and far", ITNetForImageClassification, {**NEAR_FAR, "near_size": 25}),
+    "low_rank": Contestant("ITNet, low rank", ITNetForImageClassification, {"integration_mode": "low_rank"}),
+    "mlp": Contestant("MLP on pixels", PixelMLP),
+}
+
+
+def problems(data: Path) -> dict[str, Problem]:
+    """By name. ``data`` is the folder of the data sets."""
+    particles = partial(
+        Particles,
+        metric="relative L2 error",
+        is_error=True,
+        weight_decay=1e-4,
+        shared=PARTICLE_SETTINGS,
+    )
+    found = (
+        particles(
+            "particles-32",
+            "Typed particles, trained at n = 32",
+            steps=1200,
+            batch_size=16,
+            contestants=PARTICLE_MODELS,
+            num_particles=32,
+        ),
+        particles(
+            "particles-256",
+            "Typed particles, trained at n = 256",
+            steps=600,
+            batch_size=2,
+            contestants={name: PARTICLE_MODELS[name] for name in PARTICLE_MODELS if name not in COSTLY},
+            num_particles=256,
+            tuned_on="particles-32",
+        ),
+        Images(
+            "cifar10",
+            "CIFAR-10, patches of 4 × 4",
+            "accuracy",
+            is_error=False,
+            steps=1600,
+            batch_size=32,
+            weight_decay=0.05,
+            shared=IMAGE_SETTINGS,
+            contestants=IMAGE_MODELS,
+            folder=data / "cifar10",
+        ),
+    )
+    return {problem.name: problem for problem in found}

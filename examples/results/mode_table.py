@@ -1,0 +1,94 @@
+"""The page of mode_accuracy.py: tables from the logs alone."""
+
+import json
+import statistics
+from pathlib import Path
+
+from mode_problems import Problem
+from mode_trials import LADDER, RATES, SEEDS, TUNING_SEED
+
+BEGIN, END = "<!-- mode_accuracy: begin -->", "<!-- mode_accuracy: end -->"
+
+
+def read_logs(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def spread(values: list[float | None], digits: int = 3) -> str:
+    """Mean ± sample standard deviation; a run without a score is said to have diverged."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return "diverged" if values else "not run"
+    text = f"{statistics.mean(found):.{digits}f}"
+    text += f" ± {statistics.stdev(found):.{digits}f}" if len(found) > 1 else ""
+    lost = len(values) - len(found)
+    return text + (f" ({lost} diverged)" if lost else "")
+
+
+def markdown(table: list[list[str]]) -> list[str]:
+    """Lines of a Markdown table, of a heading and rows."""
+    heading, *rows = table
+    return ["| " + " | ".join(cells) + " |" for cells in (heading, ["---"] * len(heading), *rows)]
+
+
+def results(problem: Problem, logs: list[dict]) -> list[str]:
+    """A line per model: test scores over seeds, its learning rate, parameters and time of training."""
+    final = [log for log in logs if log["problem"] == problem.name and log["seed"] != TUNING_SEED]
+    tests = list(dict.fromkeys(name for log in final for name in log["test"]))
+    table = [["model", *tests, "learning rate", "parameters", "ms of CPU per step", "seeds"]]
+    for name, contestant in problem.contestants.items():
+        found = [log for log in final if log["model"] == name]
+        scores = [spread([log["test"][test] for log in found]) for test in tests]
+        cells = ["", "", ""]
+        if found:
+            milliseconds = statistics.mean(1e3 * log["training_cpu_seconds"] / log["steps"] for log in found)
+            rates = sorted({log["learning_rate"] for log in found})
+            cells = [", ".join(f"{rate:g}" for rate in rates), f"{found[0]['parameters']:,}", f"{milliseconds:.0f}"]
+        table.append([contestant.label, *scores, *cells, f"{len(found)} of {len(SEEDS)}"])
+    return markdown(table)
+
+
+def rates(problem: Problem, logs: list[dict]) -> list[str]:
+    """A line per model: the validation score of every learning rate that was tried."""
+    tried = [log for log in logs if log["problem"] == problem.name and log["seed"] == TUNING_SEED]
+    scores = {(log["model"], log["learning_rate"]): log["validation"][-1][1] for log in tried}
+    columns = [rate for rate in LADDER if rate in RATES or any(rate == found for _, found in scores)]
+    table = [["validation", *(f"{rate:g}" for rate in columns)]]
+    for name, contestant in problem.contestants.items():
+        own = {rate: scores[name, rate] for rate in columns if (name, rate) in scores}
+        best = problem.better(own) if any(score is not None for score in own.values()) else None
+        cells = [spread([own[rate]]) if rate in own else "" for rate in columns]
+        cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(columns, cells, strict=True)]
+        table.append([contestant.label, *cells])
+    return markdown(table)
+
+
+def section(problem: Problem, logs: list[dict]) -> list[str]:
+    own = [log for log in logs if log["problem"] == problem.name]
+    if not own:
+        return []
+    seconds = sum(log["cpu_seconds"] for log in own)
+    text = f"{problem.metric.capitalize()}, {'less' if problem.is_error else 'more'} is better; "
+    text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all."
+    lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
+    if problem.tuned_on:
+        return [*lines, f"Learning rates are those of `{problem.tuned_on}`.", ""]
+    return [*lines, *rates(problem, logs), ""]
+
+
+def page(problems: dict[str, Problem], folder: Path) -> str:
+    logs = read_logs(folder)
+    return "\n".join(line for problem in problems.values() for line in section(problem, logs)).strip()
+
+
+def write(document: Path, text: str) -> None:
+    """Puts the tables between the two marks of a document, or, if there is no document, into a new one."""
+    block = f"{BEGIN}\n\n{text}\n\n{END}"
+    if document.is_file():
+        old = document.read_text(encoding="utf-8")
+        if BEGIN not in old or END not in old:
+            raise ValueError(f"{document} has no lines {BEGIN!r} and {END!r} to put the tables between")
+        block = old.partition(BEGIN)[0] + block + old.partition(END)[2]
+    else:
+        block += "\n"
+    document.write_text(block, encoding="utf-8")
