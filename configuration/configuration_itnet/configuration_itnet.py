@@ -110,7 +110,7 @@ class ITNetConfig(PreTrainedConfig):
             query, `O(n)`; a learned proposal draws them from `n²` small scores. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`.
             `"auto"`: exact up to `exact_max_positions`, `approximate_mode` above, for every sample by its own number
             of real positions, and for a causal model by `max_position_embeddings`. A model owns the parameters of its
-            modes only: the kernel for exact and Monte Carlo integration, `Φ` and `Ψ` for low rank, the proposal for
+            modes only: the kernel for exact and Monte Carlo integration, its factors for low rank, the proposal for
             Monte Carlo.
         approximate_mode (`str`, *optional*):
             What `"auto"` uses above `exact_max_positions`: `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo
@@ -123,10 +123,18 @@ class ITNetConfig(PreTrainedConfig):
             The variance of the estimate falls as `1/M`. Samples are drawn with replacement, so `M` may exceed `n` in
             training; at evaluation `M ≥ n` is exact.
         rank (`int`, *optional*, defaults to 8):
-            Rank of the low-rank kernel, per head: how many numbers a head keeps of all keys. It may exceed `d_h`: what
-            has this rank is the map between signals, not the matrix of a pair.
+            Rank of the low-rank kernel, per head: how many numbers a head keeps of all keys, or with
+            `factor_form="matrix"` how many vectors. It may exceed `d_h`: what has this rank is the map between
+            signals, not the matrix of a pair.
+        factor_form (`str`, *optional*, defaults to `"vector"`):
+            The low-rank kernel. `"vector"`: `K_ij = Σ_r Φ_i[r] Ψ_j[r]ᵀ`, where a head keeps `rank` numbers of all
+            keys. `"matrix"`: `K_ij = Σ_r f_i[r] g_j[r] M_r` with learned matrices `M_r`, where it keeps `rank` vectors
+            of `d_h` numbers; linear attention is contained. A causal operator pays `rank d_h²` per position for it.
+        factor_decay (`bool`, *optional*, defaults to `False`):
+            Let term `r` of the low-rank kernel decay as `exp(-λ_r (x_i − x_j))`, with learned rates `λ_r ≥ 0` per
+            head. Causal models on one coordinate only; their positions must not fall.
         factor_hidden_size (`int`, *optional*, defaults to 32):
-            Hidden units of each of the MLPs `Φ` and `Ψ`. Cost per position grows linearly with it.
+            Hidden units of each of the MLPs `Φ` and `Ψ`, or `f` and `g`. Cost per position grows linearly with it.
         proposal_size (`int`, *optional*, defaults to 16):
             Length of the vectors whose inner product scores a key for a query in the proposal.
         proposal_loss_weight (`float`, *optional*, defaults to 0.1):
@@ -281,6 +289,8 @@ class ITNetConfig(PreTrainedConfig):
     exact_max_positions: int = 512
     num_samples: int = 128
     rank: int = 8
+    factor_form: Literal["vector", "matrix"] = "vector"
+    factor_decay: bool = False
     factor_hidden_size: int = 32
     proposal_size: int = 16
     proposal_loss_weight: float | int = 0.1
