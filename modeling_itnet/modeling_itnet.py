@@ -22,7 +22,7 @@ from configuration_itnet import ITNetConfig, find_modality
 
 from .checks import check_labels, check_tensor
 from .integration.anchors import ITNetAnchors
-from .integration.factors import ITNetFactor, ITNetFactors
+from .integration.factors import ITNetFactor
 from .layers import ITNetLayer, checkpointed
 from .modalities import find_encoder
 from .operator import ITNetFourierFeatures, ITNetKernel, check_parts, find_operators, reset_linear
@@ -144,9 +144,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, (ITNetFourierFeatures, ITNetKernel, ITNetFactor)):
             module.reset_parameters()
-        elif isinstance(module, ITNetFactors):  # its two factors come by themselves
-            init.copy_(module.bias, torch.eye(module.bias.shape[-1], device="cpu").expand(module.bias.shape))
-        elif hasattr(module, "reset_own_parameters"):  # encoders
+        elif hasattr(module, "reset_own_parameters"):  # encoders, and low-rank kernels without their factors
             module.reset_own_parameters(self.config)
         elif isinstance(module, nn.Conv2d):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)

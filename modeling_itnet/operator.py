@@ -15,7 +15,6 @@ from itnet_kernels import (
     fourier_features,
     integral_transform,
     monte_carlo_transform,
-    sampled_low_rank_transform,
     sampled_transform,
 )
 from itnet_kernels.measure import uniform_measure
@@ -192,9 +191,7 @@ class ITNetOperator(nn.Module):
         """The integral over the edges of each query only, all of them in every mode."""
         indices, omega = domain.edges
         if domain.mode == "low_rank":
-            phi, psi = self.factors.factors(heads, domain)
-            bias = self.factors.bias
-            return sampled_low_rank_transform(heads, phi, psi, indices=indices, coefficients=omega, bias=bias)
+            return self.factors.sampled(heads, domain, indices, omega)
         kernel = self.kernel(domain.frequencies)
         return sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
 

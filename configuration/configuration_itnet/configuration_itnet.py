@@ -105,8 +105,16 @@ class ITNetConfig(PreTrainedConfig):
             integration; number of anchors at evaluation. The variance falls as `1/M`. Samples are drawn with
             replacement, so that `M` may exceed `n`; at evaluation, `M ≥ n` is exact.
         rank (`int`, *optional*, defaults to 8): Rank of the low-rank kernel, per head: how many numbers a head keeps
-            of all keys. It may exceed `d_h`: it is the rank of a map between signals, not of the matrix of a pair.
-        factor_hidden_size (`int`, *optional*, defaults to 32): Hidden units of each of the MLPs `Φ` and `Ψ`.
+            of all keys, or with `factor_form="matrix"` how many vectors. It may exceed `d_h`: it is the rank of a map
+            between signals, not of the matrix of a pair.
+        factor_form (`str`, *optional*, defaults to `"vector"`): The low-rank kernel. `"vector"`:
+            `K_ij = Σ_r Φ_i[r] Ψ_j[r]ᵀ`. `"matrix"`: `K_ij = Σ_r f_i[r] g_j[r] M_r` with learned matrices `M_r`, which
+            contains linear attention. A causal operator pays `rank d_h²` per position for it.
+        factor_decay (`bool`, *optional*, defaults to `False`): Let term `r` of the low-rank kernel decay as
+            `exp(-λ_r (x_i − x_j))`, with learned rates `λ_r ≥ 0` per head. Causal models on one coordinate only; their
+            positions must not fall.
+        factor_hidden_size (`int`, *optional*, defaults to 32): Hidden units of each of the MLPs `Φ` and `Ψ`, or `f`
+            and `g`.
         proposal_size (`int`, *optional*, defaults to 16): Length of the vectors by which a proposal scores pairs.
         proposal_loss_weight (`float`, *optional*, defaults to 0.1): Heads train by `loss + λ proposal_loss`: `λ`.
         proposal_epsilon (`float`, *optional*, defaults to 0.01): Share of the measure in the proposal, in (0, 1]. It
@@ -236,6 +244,8 @@ class ITNetConfig(PreTrainedConfig):
     exact_max_positions: int = 512
     num_samples: int = 128
     rank: int = 8
+    factor_form: Literal["vector", "matrix"] = "vector"
+    factor_decay: bool = False
     factor_hidden_size: int = 32
     proposal_size: int = 16
     proposal_loss_weight: float | int = 0.1

@@ -83,6 +83,9 @@ def _combinations(c) -> Iterator[tuple[bool, str]]:
     ):
         able = ", ".join(name for name, other in MODALITIES.items() if getattr(other, field))
         yield is_wanted and not getattr(row, field), f"{need}, which {modality} does not have; only {able} do"
+    decay = "`factor_decay` (True) needs a causal kernel on one coordinate"
+    is_wrong = c.factor_decay and not (c.is_causal and c.position_dim == 1)
+    yield is_wrong, f"{decay}: `is_causal` ({c.is_causal}) must be True and {dimension} 1"
     is_outside = row.has_tokens and c.pad_token_id is not None and not 0 <= c.pad_token_id < c.vocab_size
     size = f"from 0 to {c.vocab_size - 1}, below `vocab_size` ({c.vocab_size})"
     yield is_outside, f"`pad_token_id` ({c.pad_token_id}) must be {size}, or None"

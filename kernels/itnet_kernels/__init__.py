@@ -3,7 +3,9 @@
 from .backends import BACKENDS, resolve_backend
 from .exact.reference import kernel_matrices
 from .integral_transform import integral_transform
-from .low_rank.low_rank import Factor, LowRankState, low_rank_transform, sampled_low_rank_transform
+from .low_rank.matrix import low_rank_matrix_transform, sampled_low_rank_matrix_transform
+from .low_rank.state import LowRankState
+from .low_rank.vector import Factor, low_rank_transform, sampled_low_rank_transform
 from .measure import prefix_sum
 from .near.balls import ball_blocks
 from .near.blocks import Blocks, listed_blocks, window_blocks
@@ -30,10 +32,12 @@ __all__ = [
     "kernel_matrices",
     "kmeans_anchors",
     "listed_blocks",
+    "low_rank_matrix_transform",
     "low_rank_transform",
     "monte_carlo_transform",
     "prefix_sum",
     "resolve_backend",
+    "sampled_low_rank_matrix_transform",
     "sampled_low_rank_transform",
     "sampled_transform",
     "window_blocks",

@@ -77,7 +77,8 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
     def arguments(count: int) -> tuple:
         features = torch.randn(1, count, config.hidden_size, requires_grad=True)
         measure = torch.full((1, count), 1 / count)
-        return features, Domain(torch.rand(count, config.position_dim), measure, frequencies, is_padded=False)
+        positions = torch.rand(count, config.position_dim).sort(0).values  # rising, as decay along a line wants them
+        return features, Domain(positions, measure, frequencies, is_padded=False)
 
     return layer, arguments
 

@@ -28,7 +28,12 @@ from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
 #: Mode of integration -> what it alone needs. Any model can be switched to the other modes, without further weights.
-MODE_MODULES = {"low_rank": ("modeling_itnet.integration.factors", "itnet_kernels.low_rank.low_rank")}
+MODE_MODULES = {
+    "low_rank": (
+        "modeling_itnet.integration.factors",
+        *(f"itnet_kernels.low_rank.{name}" for name in ("matrix", "state", "vector")),
+    )
+}
 _ABSENT = """class {name}:
     def __init__(self, *args, **kwargs):
         raise ImportError("{name} is not in this folder, as its model does not use it: load it with the itnet package")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels import Factor, low_rank_transform
+from itnet_kernels import Factor, low_rank_matrix_transform, low_rank_transform
 
 from ..domain import Domain, Signal
 from ..operator import ITNetOperator, find_operators
@@ -52,14 +52,16 @@ def fit_low_rank(
     distillation_steps: int = 300,
     distillation_learning_rate: float = 2e-3,
     integration_mode: Literal["low_rank", "auto"] = "low_rank",
+    factor_form: Literal["vector", "matrix"] | None = None,
     hold_out: float = 0.125,
     seed: int = 0,
 ) -> LowRankReport:
     r"""Gives every layer factors of rank ``rank`` that reproduce its exact integral on calibration data.
 
     Layer by layer, at the features that the exact model sees there, the relative squared error of the integral is
-    minimised over all parameters of Phi and Psi by Adam; before and after, the output layer of Phi and the constant
-    part of the kernel, in which the integral is linear, are solved for by least squares. Then the factors of all
+    minimised over all parameters of the factors by Adam; before and after, the output layer of Phi (in the matrix form
+    the matrices M) and the constant part of the kernel, in which the integral is linear, are solved for by least
+    squares. Then the factors of all
     layers are trained together to give the exact model's last hidden state: what one layer gets wrong, another can
     mend. Weights outside the kernels do not change. The features of all calibration data are in memory at once.
 
@@ -72,6 +74,7 @@ def fit_low_rank(
         distillation_steps, distillation_learning_rate: the same for all layers together.
         integration_mode: what the model is set to. ``"low_rank"`` drops the exact kernels; ``"auto"`` keeps them for
             up to ``exact_max_positions`` positions and uses the factors above.
+        factor_form: the low-rank kernel, as in the configuration, whose form it is unless given.
         hold_out: share of each batch, rounded down to samples, that the fit does not see: an error on other data than
             those it was fitted to is what the model will have. Batches of fewer than 8 lose nothing at the default.
         seed: of the initial hidden units.
@@ -79,7 +82,7 @@ def fit_low_rank(
     Returns:
         The relative errors, per layer and of the whole model.
     """
-    config = _low_rank_config(model.config, rank, integration_mode)
+    config = _low_rank_config(model.config, rank, integration_mode, factor_form)
     if not 0 <= hold_out < 1:
         raise ValueError(f"`hold_out` ({hold_out}) must be in [0, 1)")
     operators = find_operators(model)
@@ -113,7 +116,8 @@ def fit_low_rank(
         operator.factors.config = model.config
         if integration_mode == "low_rank":
             operator.kernel = operator.proposal = None
-    model.config.rank, model.config.approximate_mode = rank, "low_rank"
+    model.config.rank, model.config.factor_form = rank, config.factor_form
+    model.config.approximate_mode = "low_rank"
     model.config.integration_mode = integration_mode
     return LowRankReport(rank, errors, output_error, held_out_error, num_held_out)
 
@@ -154,7 +158,8 @@ def _fit_layer(operator: ITNetOperator, factors: ITNetFactors, inputs: list[Sign
 
 @torch.no_grad()
 def _solve(factors: ITNetFactors, data: list[tuple[Tensor, Domain, Tensor, Tensor]]) -> None:
-    """Solves for Phi's output layer and the constant: out_i = W^T [Z (x) h_i; Z; ubar] is linear in them."""
+    """Solves for what the integral is linear in, out_i = W^T [regressors_i; ubar]: Phi's output layer or the matrices,
+    and the constant."""
     gram = right = 0
     for heads, domain, real, wanted in data:
         regressors = (_regressors(factors, heads, domain) * real).double()  # [B, n, H, f]
@@ -162,11 +167,15 @@ def _solve(factors: ITNetFactors, data: list[tuple[Tensor, Domain, Tensor, Tenso
         right = right + torch.einsum("bnhf,bnha->hfa", regressors, wanted.double())
     scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
     solution = torch.linalg.solve(gram + _RIDGE * scale * torch.eye(gram.shape[1]).to(gram), right)  # [H, f, a]
+    weight, constant = solution.tensor_split([-right.shape[2]], dim=1)
+    factors.bias.copy_(constant.mT)
+    if factors.is_matrix:
+        factors.matrices.copy_(weight.unflatten(1, factors.matrices.shape[1:3]).mT)  # [H, r, c, a] -> [H, r, a, c]
+        return
     rank, width = factors.phi.w2.shape[1], factors.phi.w2.shape[3]
-    weight, bias, constant = solution.split([rank * width, rank, right.shape[2]], dim=1)
+    weight, bias = weight.split([rank * width, rank], dim=1)
     factors.phi.w2.copy_(weight.unflatten(1, (rank, width)).transpose(2, 3))
     factors.phi.b2.copy_(bias)
-    factors.bias.copy_(constant.mT)
 
 
 @torch.enable_grad()
@@ -206,20 +215,35 @@ def _relative_error(problem: Problem) -> float:
 
 
 def _regressors(factors: ITNetFactors, heads: Tensor, domain: Domain) -> Tensor:
-    """[Z[r] h_i[k]; Z[r]; ubar[c]] at every position: [B, n, H, r w + r + d_h]."""
+    """[Z[r] h_i[k]; Z[r]; ubar[c]], or in the matrix form [f_i[r] S[r, c]; ubar[c]], at all positions: [B, n, H, ...].
+
+    The operator itself gives them: with unit vectors for Phi, or unit matrices for M; the mean, with a kernel of 0 and
+    an identity as its constant.
+    """
     phi, psi = factors.factors(heads, domain)
-    rank, head_dim = psi.bias.shape[1:]
-    settings = {"measure": domain.measure, "is_causal": factors.config.is_causal}
-    # The operator itself gives Z, with unit vectors for Phi, and the mean, with Phi = 0 and an identity as constant.
-    # It returns d_h numbers per head, so that Z comes in pieces of d_h.
+    settings = factors.settings(domain)
+    decay, head_dim = settings.pop("decay", None), heads.shape[-1]
+    identity = torch.eye(head_dim, device=heads.device).expand(heads.shape[2], -1, -1)
+
+    def of_ranks(ranks: slice) -> dict:
+        return settings | {"decay": None if decay is None else decay[:, ranks]}
+
+    if factors.is_matrix:
+        ranks = [slice(r, r + 1) for r in range(psi.shape[-1])]
+        unit = identity.unsqueeze(1)
+        pieces = [
+            low_rank_matrix_transform(heads, phi[..., one], psi[..., one], unit, **of_ranks(one)) for one in ranks
+        ]
+        none = torch.zeros_like(psi[..., :1])
+        return torch.cat([*pieces, low_rank_matrix_transform(heads, none, none, unit, bias=identity, **settings)], -1)
     pieces = []
-    for first in range(0, rank, head_dim):
-        piece = Factor(psi.hidden, psi.weight[:, first : first + head_dim], psi.bias[:, first : first + head_dim])
+    for first in range(0, psi.bias.shape[1], head_dim):  # an integral has d_h numbers per head: Z comes in pieces
+        some = slice(first, first + head_dim)
+        piece = Factor(psi.hidden, psi.weight[:, some], psi.bias[:, some])
         size = piece.bias.shape[1]
         unit = torch.eye(size, head_dim, device=heads.device).expand(*heads.shape[:3], -1, -1)
-        pieces.append(low_rank_transform(heads, unit, piece, **settings)[..., :size])
+        pieces.append(low_rank_transform(heads, unit, piece, **of_ranks(some))[..., :size])
     moments = torch.cat(pieces, dim=-1)
-    identity = torch.eye(head_dim, device=heads.device).expand(heads.shape[2], -1, -1)
     mean = low_rank_transform(heads, torch.zeros_like(unit), piece, bias=identity, **settings)
     products = (moments.unsqueeze(-1) * phi.hidden.unsqueeze(-2)).flatten(-2)
     return torch.cat([products, moments, mean], dim=-1)
@@ -233,14 +257,16 @@ def _random_factors(config: ITNetConfig, seed: int) -> ITNetFactors:
     for parameter in factors.parameters():
         fan_in = parameter.shape[-1]
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / fan_in**0.5)
+    if factors.log_decay is not None:
+        factors.reset_decay()
     return factors
 
 
-def _low_rank_config(config: ITNetConfig, rank: int, integration_mode: str) -> ITNetConfig:
+def _low_rank_config(config: ITNetConfig, rank: int, integration_mode: str, factor_form: str | None) -> ITNetConfig:
     if integration_mode not in ("low_rank", "auto"):
         raise ValueError(f"`integration_mode` ({integration_mode!r}) must be 'low_rank' or 'auto'")
     config = copy.deepcopy(config)
-    config.rank = rank
+    config.rank, config.factor_form = rank, factor_form or config.factor_form
     config.validate_architecture()
     return config
 

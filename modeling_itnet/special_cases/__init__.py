@@ -4,7 +4,7 @@
 ``from_module(module)`` gives the operator that equals a module of torch.nn or Transformers, with the module's weights.
 """
 
-from .attention import AttentionKernel, FeatureMapKernel, LinearAttention, TransformersAttentionOperator
+from .attention import AttentionKernel, LinearAttention, TransformersAttentionOperator
 from .convert import Conversion, convertible, from_module, register, swap_modules
 from .convolution import ConvolutionKernel
 from .kernel import FunctionKernel, Kernel, MLPKernel, Pairs

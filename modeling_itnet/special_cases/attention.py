@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, linear, pad
 
-from itnet_kernels import prefix_sum
+from itnet_kernels import low_rank_matrix_transform, prefix_sum
 
 from .convert import Conversion, register
 from .kernel import Kernel, Pairs
@@ -60,17 +60,6 @@ class AttentionKernel(Kernel):
             return False
         apart = torch.maximum(y[..., 0].amin() - x[..., 0].amax(), x[..., 0].amin() - y[..., 0].amax())
         return bool(apart > self.window)
-
-
-class FeatureMapKernel(Kernel):
-    """phi(q(x)) . phi(k(y)) with phi = elu + 1: linear attention, before its normalisation (Prop. linear_attn)."""
-
-    def prepare(self, u_x, u_y, x, y, context):
-        return elu(u_x) + 1, elu(u_y) + 1
-
-    def forward(self, pairs: Pairs) -> Tensor:
-        queries, keys = pairs.prepared
-        return torch.einsum("bihc,bjhc->bijh", queries[:, pairs.rows], keys[:, pairs.columns])
 
 
 class AttentionOperator(Conversion):
@@ -212,18 +201,18 @@ class LinearAttention(nn.Module):
 
 @register(LinearAttention)
 class LinearAttentionOperator(Conversion):
-    """Linear attention as an integral over all pairs, which its own O(n) algorithm avoids."""
+    """Linear attention as the low-rank kernel sum_r phi(q(x))[r] phi(k(y))[r] M_r with M_r = W_V (Prop. linear_attn).
 
-    def __init__(self, module: LinearAttention):
-        super().__init__(module)
-        self.integral = IntegralOperator(
-            FeatureMapKernel(), normalization="sum", is_causal=module.is_causal, measure="counting"
-        )
-        self.integral.kernel.entries_per_pair = module.num_heads
+    W_V u is what is integrated, so that M_r is the identity; a constant beside it integrates to Z(x). In O(n).
+    """
 
     def forward(self, u: Tensor) -> Tensor:
         queries, keys, values = self.module.heads(u)
-        return self.module.output(self.integral(keys, queries=queries, values=values).flatten(2))
+        values = pad(values, (0, 1), value=1)  # [B, n, H, c + 1]
+        matrices = torch.eye(values.shape[3], dtype=u.dtype, device=u.device).expand(*keys.shape[2:], -1, -1)
+        factors = elu(queries) + 1, elu(keys) + 1
+        out = low_rank_matrix_transform(values, *factors, matrices, is_causal=self.module.is_causal)
+        return self.module.output((out[..., :-1] / out[..., -1:]).flatten(2))
 
 
 class TransformersAttentionOperator(AttentionOperator):

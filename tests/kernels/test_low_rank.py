@@ -38,10 +38,15 @@ def run(tensors, form, **settings):
 
 
 def plain(tensors, is_causal=False):
-    """Every K_ij = Phi_i^T Psi_j + bias, then the sum."""
+    """Every K_ij = sum_r e^(-lambda_r (x_i - x_j)) Phi_i[r] Psi_j[r]^T + bias, then the sum."""
     phi, psi = factor(tensors, "phi", "tensor"), factor(tensors, "psi", "tensor")
-    matrices = torch.einsum("bihra,bjhrc->bijhac", phi, psi) + tensors["bias"]
     num_queries, n = phi.shape[1], psi.shape[1]
+    factors = torch.ones(1, 1, 1, H, R, dtype=torch.float64)
+    if "decay" in tensors:
+        x = tensors["positions"][..., 0]
+        factors = torch.exp(-tensors["decay"] * (x[:, n - num_queries :, None] - x[:, None])[..., None, None])
+    matrices = torch.einsum("bijhr,bihra,bjhrc->bijhac", factors.expand(B, num_queries, n, H, R), phi, psi)
+    matrices = matrices + tensors["bias"]
     omega = tensors["measure"].unsqueeze(1).expand(B, num_queries, n)
     if is_causal:
         omega = omega * torch.ones(num_queries, n, dtype=torch.bool).tril(n - num_queries)
@@ -53,7 +58,7 @@ def plain(tensors, is_causal=False):
 @pytest.fixture(params=["one chunk", "many chunks"])
 def chunks(request, monkeypatch):
     if request.param == "many chunks":
-        monkeypatch.setattr("itnet_kernels.low_rank.low_rank._CHUNK_ELEMENTS", 100)  # two positions at a time
+        monkeypatch.setattr("itnet_kernels.low_rank.vector._CHUNK_ELEMENTS", 100)  # two positions at a time
 
 
 @pytest.mark.parametrize("form", ["tensor", "mlp"])
@@ -116,7 +121,26 @@ def test_the_state_continues(form, sizes):
         outs.append(out)
         start += size
     torch.testing.assert_close(torch.cat(outs, dim=1), expected)
-    assert [tuple(t.shape) for t in state] == [(B, H, R), (B, H, D), (B,)]  # whatever came before
+    assert [tuple(t.shape) for t in state[:3]] == [(B, H, R), (B, H, D), (B,)]  # whatever came before
+    assert state.position is None
+
+
+@pytest.mark.parametrize("form", ["tensor", "mlp"])
+@pytest.mark.parametrize("num_queries", [N, 4], ids=["same domain", "query domain"])
+def test_a_decay(form, num_queries):
+    names = (*NAMES, "decay", "positions")
+    results = []
+    for compute in (lambda t: run(t, form, is_causal=True, **{k: t[k] for k in names[-2:]}), lambda t: plain(t, True)):
+        leaves = make(num_queries)
+        generator = torch.Generator().manual_seed(2)
+        leaves["decay"] = torch.rand(H, R, generator=generator, dtype=torch.float64)
+        leaves["positions"] = torch.rand(B, N, 1, generator=generator, dtype=torch.float64).cumsum(1)
+        leaves = {name: tensor.requires_grad_() for name, tensor in leaves.items()}
+        out = compute(leaves)
+        out.backward(torch.randn(out.shape, generator=generator, dtype=out.dtype))
+        results.append([out.detach(), *(leaves[name].grad for name in names)])
+    for name, actual, expected in zip(("out", *names), *results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_pieces_of_a_complete_operator_add_up():

@@ -13,8 +13,10 @@ from itnet_kernels import (
     KERNEL_INPUTS,
     Factor,
     integral_transform,
+    low_rank_matrix_transform,
     low_rank_transform,
     monte_carlo_transform,
+    sampled_low_rank_matrix_transform,
     sampled_low_rank_transform,
     sampled_transform,
 )
@@ -228,14 +230,39 @@ def low_rank(problem, is_causal=False, indices=None):
     return run, (case.u, case.measure, *tangents([torch.zeros(shape, dtype=torch.float64) for shape in shapes]))
 
 
+def low_rank_matrix(problem, is_causal=False, has_decay=False, indices=None):
+    case = problem(**SIZES | {"n": 3})
+    shapes = [(2, 3, 2, 4), (2, 3, 2, 4), (2, 4, 2, 2), (2, 2, 2)]  # f, g, matrices, bias
+
+    def run(u, measure, f, g, matrices, bias, *decay):
+        if indices is not None:
+            coefficients = measure.unsqueeze(-1).expand(indices.shape)
+            return sampled_low_rank_matrix_transform(
+                u, f, g, matrices, indices=indices, coefficients=coefficients, bias=bias
+            )
+        settings = dict(zip(("decay", "positions"), decay, strict=True)) if has_decay else {}
+        return low_rank_matrix_transform(
+            u, f, g, matrices, measure=measure, is_causal=is_causal, bias=bias, **settings
+        )
+
+    values = tangents([torch.zeros(shape, dtype=torch.float64) for shape in shapes])
+    if has_decay:
+        decay, steps = tangents([torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, 3, 1, dtype=torch.float64)])
+        values = *values, decay.square(), (0.5 + steps.square()).cumsum(1)
+    return run, (case.u, case.measure, *values)
+
+
+PAIRS = torch.tensor([[0, 2], [1, 0], [2, 1]]).expand(2, 3, 2)
 OTHERS = {
     "sampled": sampled,
     "monte carlo": monte_carlo,
     "low rank": low_rank,
     "causal low rank": lambda problem: low_rank(problem, is_causal=True),
-    "sampled low rank": lambda problem: low_rank(
-        problem, indices=torch.tensor([[0, 2], [1, 0], [2, 1]]).expand(2, 3, 2)
-    ),
+    "sampled low rank": lambda problem: low_rank(problem, indices=PAIRS),
+    "matrix low rank": low_rank_matrix,
+    "causal matrix low rank": lambda problem: low_rank_matrix(problem, is_causal=True),
+    "decaying matrix low rank": lambda problem: low_rank_matrix(problem, is_causal=True, has_decay=True),
+    "sampled matrix low rank": lambda problem: low_rank_matrix(problem, indices=PAIRS),
 }
 
 

@@ -419,7 +419,7 @@ class TestLowRank:
         for i in range(7):
             one = slice(i, i + 1)
             token = Domain(domain.positions[:, one], domain.measure[:, one], domain.frequencies)
-            out, state = operator.factors(heads[:, one], token, state)
+            out, state = operator.factors(heads[:, one], token, state=state)
             outs.append(out)
         torch.testing.assert_close(torch.cat(outs, 1), expected, rtol=1e-5, atol=1e-5)
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import elu
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
+from itnet_kernels import low_rank_matrix_transform
 from modeling_itnet.special_cases import LinearAttention, from_module
 from modeling_itnet.special_cases.attention import alibi_slopes
 
@@ -104,6 +106,23 @@ def test_rotary_positions_against_complex_numbers():
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_linear_attention(is_causal, compare):
     compare(shaken(LinearAttention(12, 3, is_causal)), lambda m, u: m(u), [torch.randn(2, 40, 12)])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_linear_attention_is_a_low_rank_kernel(is_causal):
+    """K_ij = sum_r phi(q_i)[r] phi(k_j)[r] W_V, over the same with a constant in place of W_V u."""
+    module = shaken(LinearAttention(12, 3, is_causal))
+    u = torch.randn(2, 40, 12)
+    queries, keys, _ = module.heads(u)
+    factors = elu(queries) + 1, elu(keys) + 1  # [B, n, H, 4]
+    values = torch.cat([module.value.weight, module.value.bias.unsqueeze(1)], 1).view(3, 1, 4, 13).expand(3, 4, 4, 13)
+    ones = torch.zeros(3, 4, 1, 13).index_fill(3, torch.tensor(12), 1)
+    signal = torch.cat([u, torch.ones(2, 40, 1)], -1).unsqueeze(2).expand(-1, -1, 3, -1)  # [B, n, H, d + 1]
+    above, below = (
+        low_rank_matrix_transform(signal, *factors, matrices, is_causal=is_causal) for matrices in (values, ones)
+    )
+    actual = module.output((above / below).flatten(2))
+    torch.testing.assert_close(actual, module(u), rtol=0, atol=1e-10)
 
 
 def test_attention_is_permutation_equivariant():

@@ -9,7 +9,8 @@ A factor is a tensor, or hidden units with an output layer (:class:`Factor`), wh
     Z[r]        = sum_{k,c} W[r, c, k] (sum_j omega_j h_j[k] u_j[c]) + b[r] . ubar,    ubar = sum_j omega_j u_j
     out_i[a]    = sum_k h_i[k] (sum_r W[r, a, k] Z[r]) + sum_r b[r, a] Z[r]
 
-so that a position costs w d_h multiply-adds per head and factor, and the rank none.
+so that a position costs w d_h multiply-adds per head and factor, and the rank none. A causal kernel may decay with the
+distance, each rank at a rate of its own: Phi_i[r] Psi_j[r] e^(-lambda_r (x_i - x_j)).
 """
 
 from typing import NamedTuple
@@ -17,10 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..measure import over_mass, prefix_sum, uniform_measure
+from ..measure import over_mass
+from ..positions import Coordinates
 from ..sampled.sampled import take_keys
 from ..transforms import recomputed
-from ..validation import check_causal, check_features, check_indices, check_measure, check_per_pair
+from ..validation import check_features, check_indices, check_per_pair
+from .state import Keys, LowRankState, check_bias, prepare_keys, running_sum
 
 # Elements of the factors that a causal operator multiplies out at a time: 16 MB in float32.
 _CHUNK_ELEMENTS = 2**22
@@ -34,14 +37,6 @@ class Factor(NamedTuple):
     bias: Tensor  # [H, r, d_h]
 
 
-class LowRankState(NamedTuple):
-    """What all keys so far amount to. A causal operator needs nothing else of the past; the size does not grow."""
-
-    moments: Tensor  # sum_j omega_j Psi_j . u_j: [B, H, r]
-    mean: Tensor  # sum_j omega_j u_j: [B, H, d_h]
-    mass: Tensor  # sum_j omega_j: [B]
-
-
 def low_rank_transform(
     u: Tensor,
     phi: Tensor | Factor,
@@ -51,6 +46,8 @@ def low_rank_transform(
     is_causal: bool = False,
     state: LowRankState | None = None,
     bias: Tensor | None = None,
+    decay: Tensor | None = None,
+    positions: Tensor | Coordinates | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LowRankState]:
     r"""The integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
@@ -70,38 +67,26 @@ def low_rank_transform(
             normalised over them.
         state: the keys of earlier calls. Without ``is_causal`` it needs a ``measure``, as uniform weights of pieces
             do not add up to those of the whole.
-        bias: constant part of the kernel, ``[H, d_h, d_h]``; none if not given.
+        bias: constant part of the kernel, ``[H, d_h, d_h]``; none if not given. It does not decay.
+        decay: rates lambda ``[H, r]``, not negative, of a causal operator; none if not given.
+        positions: x of the keys, ``[n, 1]`` or ``[B, n, 1]``, which ``decay`` needs. They must not fall; padding may
+            lie anywhere. The queries are at the last n_q of them.
         return_state: also return the state after the last key.
 
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of ``u``, or a pair of it and the :class:`LowRankState`.
     """
     check_features("u", u)
-    batch, num_keys, num_heads, head_dim = u.shape
-    rank, num_queries = _check_factors(u, phi, psi, is_causal)
-    if bias is not None and list(bias.shape) != [num_heads, head_dim, head_dim]:
-        raise ValueError(f"`bias` {list(bias.shape)} must be {[num_heads, head_dim, head_dim]}: a matrix per head")
-    if measure is not None:
-        check_measure(measure, batch, num_keys)
-    elif is_causal:  # any constant: it is normalised, and pieces of every length agree on 1
-        measure = torch.ones_like(u[..., 0, 0])
-    elif state is None:
-        measure = uniform_measure(u)
-    else:
-        raise ValueError("`state` without `is_causal` needs a `measure`: 1/n of a piece is not 1/n of the whole")
-    if state is not None and list(state.moments.shape) != [batch, num_heads, rank]:
-        raise ValueError(
-            f"`state.moments` {list(state.moments.shape)} must be {[batch, num_heads, rank]} to go with `u` and `psi`"
-        )
-    dtype = torch.promote_types(u.dtype, torch.float32)
+    rank, num_queries = _check_factors(u, phi, psi)
+    batch, _, num_heads, head_dim = u.shape
+    check_bias(bias, num_heads, head_dim, head_dim)
+    given = {"measure": measure, "is_causal": is_causal, "state": state, "decay": decay, "positions": positions}
     with torch.autocast(u.device.type, enabled=False):
+        keys, state = prepare_keys(u, rank, num_queries, **given, moments=[batch, num_heads, rank])
+        dtype = keys.values.dtype
         phi, psi = (_cast(factor, dtype) for factor in (phi, psi))
-        measure, bias = measure.to(dtype), None if bias is None else bias.to(dtype)
-        values = u.to(dtype) * measure[..., None, None]  # omega_j u_j
-        if is_causal:
-            out, last = _causal(values, phi, psi, measure, state, bias, num_queries)
-        else:
-            out, last = _complete(values, phi, psi, measure, state, bias)
+        bias = None if bias is None else bias.to(dtype)
+        out, last = (_causal if is_causal else _complete)(keys, phi, psi, state, bias)
     out = out.to(u.dtype)
     return (out, last) if return_state else out
 
@@ -121,7 +106,7 @@ def sampled_low_rank_transform(
     ``[B, n_q, H, d_h]``.
     """
     check_features("u", u)
-    _, num_queries = _check_factors(u, phi, psi, is_causal=False)
+    _, num_queries = _check_factors(u, phi, psi)
     check_indices(indices, u.shape[0], num_queries, u.shape[1])
     check_per_pair("coefficients", coefficients, indices)
     dtype = torch.promote_types(u.dtype, torch.float32)
@@ -136,15 +121,17 @@ def sampled_low_rank_transform(
         return out.to(u.dtype)
 
 
-def _complete(values, phi, psi, measure, state, bias) -> tuple[Tensor, LowRankState]:
+def _complete(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
     """All queries see all keys: one Z per sample and head."""
-    mean = values.sum(1)  # [B, H, d_h]
+    values, mean = keys.values, keys.values.sum(1)  # [B, n, H, d_h], [B, H, d_h]
     if isinstance(psi, Factor):
         pairs = torch.einsum("bnhk,bnhc->bhkc", psi.hidden, values)
         moments = torch.einsum("bhkc,hrck->bhr", pairs, psi.weight) + torch.einsum("bhc,hrc->bhr", mean, psi.bias)
     else:
         moments = torch.einsum("bnhrc,bnhc->bhr", psi, values)
-    last = _advance(state, LowRankState(moments, mean, measure.sum(1)))
+    last = LowRankState(moments, mean, keys.measure.sum(1))
+    if state is not None:
+        last = LowRankState(*(a + b for a, b in zip(state[:3], last[:3], strict=True)))
     constant = 0 if bias is None else torch.einsum("bhc,hac->bha", last.mean, bias)
     if isinstance(phi, Factor):
         matrices = torch.einsum("bhr,hrak->bhka", last.moments, phi.weight)
@@ -155,17 +142,17 @@ def _complete(values, phi, psi, measure, state, bias) -> tuple[Tensor, LowRankSt
     return (out if isinstance(constant, int) else out + constant.unsqueeze(1)), last
 
 
-def _causal(values, phi, psi, measure, state, bias, num_queries) -> tuple[Tensor, LowRankState]:
-    """Every query has its own Z: prefix sums of r numbers per head, and of u for the constant part of the kernel."""
-    moments = prefix_sum(_in_chunks(_project, psi, values))  # [B, n, H, r]
-    mean, mass = prefix_sum(values), prefix_sum(measure)
-    before = None if state is None else LowRankState(*(t.unsqueeze(1) for t in state))
-    prefix = _advance(before, LowRankState(moments, mean, mass))
-    seen = LowRankState(*(t[:, values.shape[1] - num_queries :] for t in prefix))
-    out = _in_chunks(_expand, phi, seen.moments)
+def _causal(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
+    """Every query has its own Z: running sums of r numbers per head, and of u for the constant part of the kernel."""
+    num_queries = (phi.hidden if isinstance(phi, Factor) else phi).shape[1]
+    before = (None,) * 3 if state is None else state[:3]
+    moments = running_sum(_in_chunks(_project, psi, keys.values), before[0], keys.decays)  # [B, n, H, r]
+    prefix = moments, running_sum(keys.values, before[1]), running_sum(keys.measure, before[2])
+    moments, mean, mass = (tensor[:, -num_queries:] for tensor in prefix)
+    out = _in_chunks(_expand, phi, moments)
     if bias is not None:
-        out = out + torch.einsum("bnhc,hac->bnha", seen.mean, bias)
-    return over_mass(out, seen.mass[..., None, None]), LowRankState(*(t[:, -1] for t in prefix))
+        out = out + torch.einsum("bnhc,hac->bnha", mean, bias)
+    return over_mass(out, mass[..., None, None]), LowRankState(*(t[:, -1] for t in prefix), keys.position)
 
 
 def _project(psi: Tensor, values: Tensor) -> Tensor:
@@ -191,15 +178,11 @@ def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
     return torch.cat([recomputed(chunk, *part) for part in parts], dim=1)
 
 
-def _advance(state: LowRankState | None, new: LowRankState) -> LowRankState:
-    return new if state is None else LowRankState(*(a.to(b.dtype) + b for a, b in zip(state, new, strict=True)))
-
-
 def _cast(factor: Tensor | Factor, dtype: torch.dtype) -> Tensor | Factor:
     return Factor(*(t.to(dtype) for t in factor)) if isinstance(factor, Factor) else factor.to(dtype)
 
 
-def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor, is_causal: bool) -> tuple[int, int]:
+def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor) -> tuple[int, int]:
     """Rank and number of queries."""
     batch, num_keys, num_heads, head_dim = u.shape
     shapes = {name: _factor_shape(name, factor) for name, factor in (("phi", phi), ("psi", psi))}
@@ -211,8 +194,6 @@ def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor, is_cau
                 f"`{name}` {shapes[name]} must be {expected} with a rank of at least 1: [batch, positions, heads, "
                 f"rank, head size] to go with `u` {list(u.shape)}"
             )
-    if is_causal:
-        check_causal(num_queries, num_keys)
     return rank, num_queries
 
 
