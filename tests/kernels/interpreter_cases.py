@@ -187,6 +187,7 @@ def plain_pytorch(problem) -> dict[str, Tensor]:
     return {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("per_sample", [False, True], ids=["shared", "per-sample"])
 def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     """The moments of a sample, alone and beside one whose measure is larger; the library's products come after."""
@@ -197,7 +198,8 @@ def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     moments = []
     for problem_ in (both, alone):
         pairs = TritonPairs(pair_sum_arguments(problem_, "triton")._replace(operand_dtype=torch.float16))
-        moments.append(pairs._moments(pairs._bias_tile(0, slice(0, 17)), slice(0, 1), slice(0, 17)))
+        tile = pairs.bias.tile(slice(0, len(problem_.u)), slice(0, 17))
+        moments.append(pairs._moments((slice(None), slice(0, 1), slice(0, 17)), tile[:1]))
     assert moments[0].any()
     assert torch.equal(*moments)
 
@@ -223,6 +225,7 @@ def test_raw_coordinates_in_float16(problem, same, where, is_causal):
     same({name: actual[name] for name in expected}, expected, 8 * limits.eps)
 
 
+@torch.no_grad()
 def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     """bfloat16 operands reach far beyond 65504, the float16 bias beside them gets there by its range."""
     problem_ = problem(n=15, batch=1, heads=1, head_dim=16, width=32)
@@ -236,7 +239,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
         columns["distance"] * distances.unsqueeze(1) + columns["y"] @ gamma.T + (angles @ columns["x-y"].T).mT
     )  # [n, w, n]
     pairs = TritonPairs(arguments._replace(operand_dtype=torch.bfloat16))
-    tile = pairs._bias_tile(0, slice(0, 15))[..., :15]
+    tile = pairs.bias.tile(slice(0, 1), slice(0, 15))[0, ..., :15]
     assert tile.dtype == torch.float16
     assert expected.abs().max() > 4 * torch.finfo(torch.float16).max
     error = (2 * pairs.ranges * tile.double() - expected).abs().max()

@@ -4,18 +4,19 @@ Per tile of rows (position, hidden unit) and keys, with s = pre/2 recomputed as 
 
     dS2 = (dA . v_j) 2 gelu'(pre)
     query side, kept in registers:      A += h v_j,   dQ += dS2 u_j,   dq += sum_j dS2
-    key side, stored as partial sums:   2 (sum_rows dS2 Q/2 + omega_j / scale sum_rows h dA)
+    key side, stored as partial sums:   scale sum_rows dS2 Q/2 + omega_j sum_rows h dA
 
 Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by the host in a fixed order.
 """
 
 from .configs import BACKWARD, autotune
 from .gelu import gelu_gate, gelu_slope, tl, triton
+from .tile import program_indices, row_offsets, virtual_queries
 
 
 @autotune(BACKWARD)
 @triton.jit(
-    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"],
+    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "bias_rows", "size"],
     do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
 )
 def itnet_bwd_kernel(
@@ -24,19 +25,19 @@ def itnet_bwd_kernel(
     p_values,  # [H, B, padded_keys, D], u_j times its measure
     p_measure,  # [B, padded_keys], omega / scale
     p_row,  # [H, B, n_q, W] float32, half of q
-    p_bias,  # [num_queries, W, padded_keys], half of P over its range
-    p_range,  # [1]
+    p_bias,  # [samples or 1, num_queries, W, padded_keys], half of P over its range
+    p_range,  # [samples]
     p_w_key,  # [W, D] float32
     p_w_product,  # [W, D] float32
     p_dmoments,  # dA [H, samples, num_queries, W, D]
     p_scale,  # [samples], largest measure of each
     p_moments,  # out: [H, samples, num_queries, W, D]
     p_dbias,  # out: dS2 [H, samples, num_queries, W, padded_keys]
-    p_drow,  # out: [H, samples, num_queries, W]
+    p_drow,  # out: [H, B, n_q, W], from the chunk on, as p_row
     p_dqueries,  # out: [W / KC, H, samples, num_queries, D]
     p_dw_key,  # out: [H, samples, position tiles, W, D]
     p_dw_product,  # out: [H, samples, position tiles, W, D]
-    p_dkeys,  # out: [H, samples, tiles, padded_keys, D], doubled and without the scale
+    p_dkeys,  # out: [H, samples, tiles, padded_keys, D]
     p_dmeasure,  # out: [H, samples, tiles, padded_keys]
     num_queries,  # of the chunk
     num_keys,
@@ -45,6 +46,7 @@ def itnet_bwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
+    bias_rows,  # from one sample's bias to the next one's: num_queries * W, or 0 if they share it
     size,  # configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
@@ -57,33 +59,25 @@ def itnet_bwd_kernel(
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    ROWS: tl.constexpr = BP * KC  # row = position * KC + unit
-    i_group, i_tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i_first, i_unit = (i_tile // (W // KC)) * BP, (i_tile % (W // KC)) * KC
-    i_sample = (i_group // samples) * all_samples + i_group % samples
+    ROWS: tl.constexpr = BP * KC
+    i_batch, i_head, i_tile, i_first, i_unit = program_indices(samples, W, BP, KC)
+    i_sample, i_group = i_head * all_samples + i_batch, i_head * samples + i_batch
     i_partial = i_group * tl.num_programs(1) + i_tile
     p_keys += i_sample * padded_keys * D
     p_values += i_sample * padded_keys * D
-    p_measure += (i_group % samples) * padded_keys
+    p_measure += i_batch * padded_keys
     p_dkeys += i_partial * padded_keys * D
     p_dmeasure += i_partial * padded_keys
-    o_row = tl.arange(0, ROWS)
-    o_unit = i_unit + o_row % KC  # [ROWS]
-    m_row = i_first + o_row // KC < num_queries
-    o_query = tl.minimum(i_first + o_row // KC, num_queries - 1)
-    o_d = tl.arange(0, D)[None, :]
-
+    o_row, o_d = tl.arange(0, ROWS), tl.arange(0, D)[None, :]
+    o_query, o_unit, m_row = row_offsets(i_first, i_unit, num_queries, ROWS, KC)
     o_source = i_sample * all_queries + o_query  # [ROWS]
     o_target = (i_group * num_queries + o_query) * W + o_unit  # [ROWS]
-    b_query = tl.load(p_queries + o_source[:, None] * D + o_d)
-    b_w_key = tl.load(p_w_key + o_unit[:, None] * D + o_d)
-    b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d)
-    b_qv = (0.5 * (b_w_key + b_w_product * b_query)).to(p_keys.dtype.element_ty)  # [ROWS, D]
-    b_q = tl.load(p_row + o_source * W + o_unit)  # [ROWS]
+    b_qv, b_q = virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W, D)
+    b_qv = b_qv.to(p_keys.dtype.element_ty)  # [ROWS, D]
     # Rows beyond the last query have dA = 0 and so add nothing to any sum.
     b_da = tl.load(p_dmoments + o_target[:, None] * D + o_d, mask=m_row[:, None], other=0.0)
 
-    p_bias += (i_first * W + i_unit).to(tl.int64) * padded_keys
+    p_bias += (i_batch * bias_rows + i_first * W + i_unit) * padded_keys
     p_dbias += (i_group * num_queries * W + i_first * W + i_unit) * padded_keys
     o_bias = ((o_query - i_first) * W + o_row % KC)[:, None] * padded_keys + tl.arange(0, BK)[None, :]  # [ROWS, BK]
     b_acc = tl.zeros([ROWS, D], tl.float32)
@@ -92,7 +86,7 @@ def itnet_bwd_kernel(
     end = num_keys
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
         end = tl.minimum(i_first + BP, num_queries) + causal_offset
-    b_range = tl.load(p_range)
+    b_range, scale = tl.load(p_range + i_batch), tl.load(p_scale + i_batch)
     o_k = tl.arange(0, BK)
     o_kd = o_k[:, None] * D + o_d
     b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile
@@ -115,19 +109,18 @@ def itnet_bwd_kernel(
         if NEEDS_MEASURE:
             tl.store(p_dmeasure + j + o_k, tl.sum(b_du * b_u, 1))
         b_weight = tl.load(p_measure + j + o_k)
-        # Doubled, because a plain sum would make the first product the accumulator of the second, and Triton has
-        # both warp groups compute such a product whole.
-        b_du = 2.0 * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (2.0 * b_weight)[:, None] * b_du
+        # Scaled here: a plain sum would make the first product the accumulator of the second, and Triton has both
+        # warp groups compute such a product whole.
+        b_du = scale * tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) + (scale * b_weight)[:, None] * b_du
         tl.store(p_dkeys + j * D + o_kd, b_du)
         if HAS_BIAS:
             tl.store(p_dbias + j + o_bias, b_ds, mask=m_row[:, None])
             b_p = tl.load(p_bias + (j + BK) + o_bias)
 
-    scale = tl.load(p_scale + i_group % samples)
     tl.store(
         p_moments + o_target[:, None] * D + o_d, (b_acc * scale).to(p_moments.dtype.element_ty), mask=m_row[:, None]
     )
-    tl.store(p_drow + o_target, b_dq * (0.5 * scale), mask=m_row)
+    tl.store(p_drow + o_source * W + o_unit, b_dq * (0.5 * scale), mask=m_row)
     b_dqv *= 0.5 * scale  # dQ
     # Loaded again: kept across the loop, these two would spill.
     b_query = tl.load(p_queries + o_source[:, None] * D + o_d, cache_modifier=".cg")

@@ -9,81 +9,173 @@ float16 (which serves bfloat16 operands too: three more bits at the same width) 
 
 * a tile is stored divided by its *range*, a power of two that is 1 unless P may exceed 2^15. The range is found on the
   device from the size of the weights and the extent of the positions. Nobody waits for it.
+
+Samples with positions of their own are a dimension of every tensor here: S is their number, or 1 if the batch shares
+its positions. A tile then belongs to some samples and some queries.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from ...first_layer import key_factors, length
-from ...positions import of_set
-from ..pair_inputs import PairInputs
+from ..pair_inputs import POSITIONS, PairInputs
+from .configs import KEY_MULTIPLE
 
 _LARGEST = 2.0**14  # of half of P over its range
 HIDDEN = -65504.0  # stored for a key that its query must not see; GELU and its slope are exactly 0 there
 
 
 class TritonBias:
-    """P of every set of positions: one that the batch shares, or one for each sample."""
+    """P of the whole batch, and the row terms [H, B, n_q, w] that go with its tiles: ``row``, already halved."""
 
-    def __init__(self, inputs: PairInputs, dtype: torch.dtype):
-        self.query_positions, self.key_positions = inputs.query_positions, inputs.key_positions
+    def __init__(self, inputs: PairInputs, padded_keys: int):
         self.inputs, self.weights = inputs, inputs.position_weights
-        self.dtype = dtype
+        self.dtype = torch.float32 if inputs.operand_dtype == torch.float32 else torch.float16
+        x, y, gamma_x, gamma_y = (getattr(inputs, name) for name in POSITIONS)
+        self.x, self.gamma_x = x, gamma_x
+        self.is_shared = not inputs.has_position_bias or len(x) == len(y) == 1
+        # Behind the last key comes the last key again: finite, as it must be where the values are 0.
+        padded = torch.arange(padded_keys, device=y.device).clamp_max(y.shape[1] - 1)
+        self.y = y[:, padded]  # [S or 1, padded_keys, s]
         has_features = inputs.w_y is not None or inputs.w_relative is not None
-        self.is_raw = not inputs.has_frequencies and has_features
+        self.is_raw = has_features and not inputs.has_frequencies
+        row = inputs.row.permute(2, 0, 1, 3)
         if self.is_raw:
-            low, high = (extreme(1, keepdim=True) for extreme in (self.key_positions.amin, self.key_positions.amax))
-            self.centre = (low + high) / 2  # [S or 1, 1, s]
-            w_y, w_relative = (0 if weight is None else weight for weight in (inputs.w_y, inputs.w_relative))
+            centre = (y.amin(1, keepdim=True) + y.amax(1, keepdim=True)) / 2  # [S or 1, 1, s]
+            if inputs.w_y is not None:
+                row = row + centre.to(row.dtype) @ inputs.w_y.T
+            if inputs.w_relative is not None:
+                row = row + (x - centre).to(row.dtype) @ inputs.w_relative.T
+            w_y, w_relative = (0 if weight is None else weight for weight in self.weights[:2])
             self.slope = w_y - w_relative  # [w, s]
-        self.ranges = _power_of_two(0.5 * self._bound())  # [S or 1]
+        self.row = (0.5 * row).contiguous()
+        self.ranges = _power_of_two(0.5 * self._bound(y))  # [S or 1]
+        if inputs.is_causal:  # HIDDEN is far below any row term
+            largest = self.row.abs().amax((0, 2, 3))  # [B]
+            largest = largest.amax(0, keepdim=True) if self.is_shared else largest
+            self.ranges = torch.maximum(self.ranges, _power_of_two(largest))
+        self.factor = 0.5 / self.ranges[:, None, None]  # [S or 1, 1, 1]
+        # What the factors of first_layer.key_factors meet: [S or 1, padded_keys, F]
+        if self.is_raw:
+            self.key_side = self.factor * (self.y - centre).to(row.dtype)
+        else:
+            self.key_side = (self.factor * gamma_y[:, padded]).to(self.dtype)
 
-    def _bound(self) -> Tensor:
-        """At least max |P|, for each set: [S or 1]."""
-        y, relative, distance = self.weights
-        low, high = self.key_positions.amin(1), self.key_positions.amax(1)  # [S or 1, s]
-        bound = low.new_zeros(1, 1, dtype=self.inputs.key_features.dtype)  # [S or 1, w or 1]
+    def bytes_per_query(self, with_gradient: bool) -> int:
+        """Memory for each query of a tile: itself, its gradient, and the factors of gamma(y) in float32."""
+        num_keys, num_features = self.y.shape[1], self.gamma_x.shape[-1]
+        per_unit = self.dtype.itemsize * num_keys + 8 * num_features
+        return self.row.shape[-1] * (per_unit + (8 * num_keys + 4 * num_features if with_gradient else 0))
+
+    def _bound(self, y: Tensor) -> Tensor:
+        """At least max |P|: [S or 1]."""
+        low, high = y.amin(1), y.amax(1)  # [S or 1, s]
+        bound = low.new_zeros(1, 1, dtype=self.row.dtype)  # [S or 1, w or 1]
         if self.is_raw:
             bound = bound + ((high - low) / 2).to(bound.dtype) @ self.slope.abs().T
         else:
-            for weight in (y, relative):
+            for weight in self.weights[:2]:
                 bound = bound if weight is None else bound + weight.abs().sum(1)
-        if distance is not None:
-            far = torch.maximum(high - self.query_positions.amin(1), self.query_positions.amax(1) - low)
-            bound = bound + torch.linalg.vector_norm(far, dim=-1, keepdim=True).to(bound.dtype) * distance[:, 0].abs()
+        if self.weights.distance is not None:
+            far = torch.maximum(high - self.x.amin(1), self.x.amax(1) - low)
+            far = torch.linalg.vector_norm(far, dim=-1, keepdim=True).to(bound.dtype)
+            bound = bound + far * self.weights.distance[:, 0].abs()
         return bound.amax(1)
 
-    def with_row_term(self, row: Tensor) -> Tensor:
-        """q [H, B, n_q, w] and what of P is not in the tiles."""
-        if not self.is_raw:
-            return row
-        if self.weights.y is not None:
-            row = row + self.centre.to(row.dtype) @ self.weights.y.T
-        if self.weights.relative is not None:
-            row = row + (self.query_positions - self.centre).to(row.dtype) @ self.weights.relative.T
-        return row
+    def tile(self, samples: slice, rows: slice) -> Tensor:
+        """Half of P over its range: [b, t, w, padded_keys] for queries ``rows`` of ``samples``; b = 1 if shared.
 
-    def outweigh(self, row: Tensor) -> None:
-        """Widens the ranges so that HIDDEN is far below any row term: the [H, B, n_q, w] that the kernels get."""
-        largest = row.abs().amax((0, 2, 3))  # [B]
-        shared = len(self.query_positions) == len(self.key_positions) == 1
-        self.ranges = torch.maximum(self.ranges, _power_of_two(largest.amax(0, keepdim=True) if shared else largest))
-
-    def write_tile(self, index: int, rows: slice, out: Tensor) -> None:
-        """Adds half of P over its range, for queries ``rows`` of set ``index``, to zeros ``out`` [t, w, n_k]."""
-        x, y, gamma_x, gamma_y = self.inputs.position_set(index)
-        factor = 0.5 / of_set(self.ranges, index)
-        if self.is_raw:
-            centred = (y - of_set(self.centre, index)).to(self.slope.dtype)
-            out.copy_((factor * self.slope) @ centred.T)
+        A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
+        """
+        num_samples = 1 if self.is_shared else samples.stop - samples.start
+        shape = (num_samples, rows.stop - rows.start, self.row.shape[-1], self.y.shape[1])
+        # One key tile more behind it, which the kernels may prefetch.
+        flat = self.row.new_empty(math.prod(shape) + KEY_MULTIPLE, dtype=self.dtype)
+        tile = flat[:-KEY_MULTIPLE].view(shape)
+        x, y, gamma_x, key_side, factor = (
+            of_samples(tensor, samples) for tensor in (self.x, self.y, self.gamma_x, self.key_side, self.factor)
+        )
+        factors = self.slope if self.is_raw else key_factors(self.weights, gamma_x[:, rows], has_frequencies=True)
+        if factors is None:
+            tile.zero_()
+        elif factors.dim() == 2:  # all queries have the same
+            tile.copy_((factors.to(key_side.dtype) @ key_side.mT).unsqueeze(1))
         else:
-            factors = key_factors(self.weights, gamma_x[rows], has_frequencies=True)  # [t, w, F]
-            if factors is not None:
-                out.copy_((factor * factors).to(self.dtype) @ gamma_y.T.to(self.dtype))
+            torch.matmul(factors.flatten(1, 2).to(self.dtype), key_side.mT, out=tile.flatten(1, 2))
         distance = self.weights.distance
         if distance is not None:
-            lengths = length(x[rows, None] - y).to(distance.dtype)  # [t, n_k]
-            out.addcmul_(factor * distance, lengths.unsqueeze(1))
+            lengths = length(x[:, rows, None] - y.unsqueeze(1)).to(distance.dtype)  # [b or 1, t, padded_keys]
+            tile.addcmul_(distance, (factor * lengths).unsqueeze(2))
+        if self.inputs.is_causal:
+            offset = self.inputs.keys.shape[1] - self.inputs.queries.shape[1]
+            key, query = (torch.arange(s.start, s.stop, device=tile.device) for s in (slice(0, shape[-1]), rows))
+            tile.masked_fill_((key > query[:, None] + offset).unsqueeze(1), HIDDEN)
+        return tile
+
+    def backward(self, samples: slice, rows: slice, grad: Tensor, grads: dict[str, Tensor]) -> None:
+        """Adds the parts of a tile to every gradient in ``grads``, given dL/dP [b, t, w, n_k] in float32.
+
+        As PositionBias.backward does for one sample, in the same bilinear form.
+        """
+        inputs = self.inputs
+        w_y, w_relative, w_distance = self.weights
+        x, y, gamma_x, gamma_y = (of_samples(getattr(inputs, name), samples) for name in POSITIONS)
+        x, gamma_x = x[:, rows], gamma_x[:, rows]
+        needs_positions = "key_positions" in grads
+
+        def add(name: str, part: Tensor) -> None:  # [b, n, .]
+            target = of_samples(grads[name], samples)
+            target = target[:, rows] if name.startswith("query") else target
+            target += part.sum(0, keepdim=True) if len(target) < len(part) else part
+
+        factors = key_factors(self.weights, gamma_x, inputs.has_frequencies)
+        if factors is not None:
+            dtype = torch.bfloat16 if inputs.operand_dtype == torch.bfloat16 else grad.dtype
+            by_rows = grad.flatten(1, 2)  # [b, t * w, n_k]
+            grad_factors = (by_rows.to(dtype) @ gamma_y.to(dtype)).to(grad.dtype).view(*grad.shape[:3], -1)
+            if needs_positions:
+                is_whole = factors.dim() > 2
+                add("key_features", by_rows.mT @ factors.flatten(1, 2) if is_whole else grad.sum(1).mT @ factors)
+            if w_y is not None:
+                grads["w_y"] += grad_factors.sum((0, 1))
+            if w_relative is not None and inputs.has_frequencies:
+                self._rotation_backward(gamma_x, grad_factors, grads, add)
+        is_raw = w_relative is not None and not inputs.has_frequencies
+        if not is_raw and w_distance is None:
+            return
+        differences = x.unsqueeze(2) - y.unsqueeze(1)  # [b, t, n_k, s]
+        if is_raw:
+            grads["w_relative"] += (grad @ differences.to(grad.dtype)).sum((0, 1))
+            if needs_positions:
+                add("query_positions", grad.sum(3) @ w_relative)
+                add("key_positions", -grad.sum(1).mT @ w_relative)
+        if w_distance is not None:
+            lengths = length(differences).to(grad.dtype).unsqueeze(-1)  # [b, t, n_k, 1]
+            grads["w_distance"] += (grad @ lengths).sum((0, 1))
+            if needs_positions:
+                pull = torch.einsum("btkj,kd->btjd", grad, w_distance)  # [b, t, n_k, 1]
+                pull = torch.where(lengths > 0, pull / lengths, 0) * differences  # the gradient of |v| at 0 is 0
+                add("query_positions", pull.sum(2))
+                add("key_positions", -pull.sum(1))
+
+    def _rotation_backward(self, gamma_x: Tensor, grad: Tensor, grads: dict[str, Tensor], add) -> None:
+        """Through :func:`rotate`, C = [W_c s - W_s c ; W_s s + W_c c], given dL/dC [b, t, w, 2L]."""
+        sine, cosine = gamma_x.unsqueeze(2).chunk(2, dim=-1)  # [b or 1, t, 1, L]
+        w_sine, w_cosine = self.weights.relative.chunk(2, dim=-1)  # [w, L]
+        top, bottom = grad.chunk(2, dim=-1)  # [b, t, w, L]
+        # Not einsum: it would make a batch of L matrix-vector products of these.
+        parts = [(bottom * sine - top * cosine).sum((0, 1)), (top * sine + bottom * cosine).sum((0, 1))]
+        grads["w_relative"] += torch.cat(parts, dim=-1)
+        if "query_features" in grads:
+            parts = [(top * w_cosine + bottom * w_sine).sum(2), (bottom * w_cosine - top * w_sine).sum(2)]
+            add("query_features", torch.cat(parts, dim=-1))
+
+
+def of_samples(tensor: Tensor, samples: slice) -> Tensor:
+    """What belongs to some samples, in a tensor [B, ...] or [1, ...] that all samples share."""
+    return tensor if len(tensor) == 1 else tensor[samples]
 
 
 def _power_of_two(bound: Tensor) -> Tensor:

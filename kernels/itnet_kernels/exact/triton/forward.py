@@ -2,11 +2,12 @@
 
 from .configs import FORWARD, autotune
 from .gelu import gelu_gate, tl, triton
+from .tile import program_indices, row_offsets, virtual_queries
 
 
 @autotune(FORWARD)
 @triton.jit(
-    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "size"],
+    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "bias_rows", "size"],
     do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
 )
 def itnet_fwd_kernel(
@@ -14,8 +15,8 @@ def itnet_fwd_kernel(
     p_keys,  # [H, B, padded_keys, D]
     p_values,  # [H, B, padded_keys, D], u_j times its measure
     p_row,  # [H, B, n_q, W] float32, half of q
-    p_bias,  # [num_queries, W, padded_keys], half of P over its range
-    p_range,  # [1]
+    p_bias,  # [samples or 1, num_queries, W, padded_keys], half of P over its range
+    p_range,  # [samples]
     p_w_key,  # [W, D] float32
     p_w_product,  # [W, D] float32
     p_moments,  # [H, samples, num_queries, W, D]
@@ -27,6 +28,7 @@ def itnet_fwd_kernel(
     samples,  # of the chunk
     all_samples,  # B
     all_queries,  # n_q
+    bias_rows,  # from one sample's bias to the next one's: num_queries * W, or 0 if they share it
     size,  # configs.size_class of the launch: only autotuning looks at it
     W: tl.constexpr,
     D: tl.constexpr,
@@ -37,35 +39,25 @@ def itnet_fwd_kernel(
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # A tile has BP positions times KC hidden units as rows, row = position * KC + unit.
     KC: tl.constexpr = W if W < ROWS else ROWS
     BP: tl.constexpr = ROWS // KC
-    # Neighbouring programs share the tile and differ in head and sample: they read the same bias.
-    i_group, i_tile = tl.program_id(0), tl.program_id(1)
-    i_first, i_unit = (i_tile // (W // KC)) * BP, (i_tile % (W // KC)) * KC
-    i_sample = (i_group // samples).to(tl.int64) * all_samples + i_group % samples
+    i_batch, i_head, i_tile, i_first, i_unit = program_indices(samples, W, BP, KC)
+    i_sample = i_head * all_samples + i_batch
     p_keys += i_sample * padded_keys * D
     p_values += i_sample * padded_keys * D
-    o_row = tl.arange(0, ROWS)
-    o_unit = i_unit + o_row % KC  # [ROWS]
-    m_row = i_first + o_row // KC < num_queries
-    o_query = tl.minimum(i_first + o_row // KC, num_queries - 1)
-    o_d = tl.arange(0, D)[None, :]
-
+    o_row, o_d = tl.arange(0, ROWS), tl.arange(0, D)[None, :]
+    o_query, o_unit, m_row = row_offsets(i_first, i_unit, num_queries, ROWS, KC)
     o_source = i_sample * all_queries + o_query  # [ROWS]
-    b_query = tl.load(p_queries + o_source[:, None] * D + o_d)
-    b_w_key = tl.load(p_w_key + o_unit[:, None] * D + o_d)
-    b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d)
-    b_qv = (0.5 * (b_w_key + b_w_product * b_query)).to(p_keys.dtype.element_ty)  # [ROWS, D]
-    b_q = tl.load(p_row + o_source * W + o_unit)  # [ROWS]
+    b_qv, b_q = virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W, D)
+    b_qv = b_qv.to(p_keys.dtype.element_ty)  # [ROWS, D]
 
-    p_bias += (i_first * W + i_unit).to(tl.int64) * padded_keys
+    p_bias += (i_batch * bias_rows + i_first * W + i_unit) * padded_keys
     o_bias = o_row * padded_keys  # of a tile with one position; otherwise its positions are W units apart
     if BP > 1:
         o_bias = ((o_query - i_first) * W + o_row % KC) * padded_keys
     o_bias = o_bias[:, None] + tl.arange(0, BK)[None, :]  # [ROWS, BK]
     b_p = tl.load(p_bias + o_bias) if HAS_BIAS else 0.0  # of the next key tile, as it is stored
-    b_range = tl.load(p_range)
+    b_range = tl.load(p_range + i_batch)
     b_acc = tl.zeros([ROWS, D], tl.float32)
     end = num_keys
     if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
@@ -86,6 +78,6 @@ def itnet_fwd_kernel(
         b_h = b_s * gelu_gate(b_s, GELU) + b_s
         b_v = tl.load(p_values + j * D + o_kd)
         b_acc = tl.dot(b_h.to(b_u.dtype), b_v, b_acc, input_precision=PRECISION)
-    b_acc *= tl.load(p_scale + i_group % samples)
-    o_out = (i_group.to(tl.int64) * num_queries + o_query) * W + o_unit  # [ROWS]
+    b_acc *= tl.load(p_scale + i_batch)
+    o_out = ((i_head * samples + i_batch) * num_queries + o_query) * W + o_unit  # [ROWS]
     tl.store(p_moments + o_out[:, None] * D + o_d, b_acc.to(p_moments.dtype.element_ty), mask=m_row[:, None])

@@ -2,15 +2,16 @@
 
 A chunk is a range of samples times a range of queries, for all heads. What lives for a chunk only:
 
+    both       the position bias [b, t, w, n_k], b = 1 if the batch shares its positions; what computes it and dL/dP
     forward    moments A [H, b, t, w, d_h]
     backward   A, dA, dL/dpre [H, b, t, w, n_k], partial sums of the key gradients [H, b, tiles, n_k, d_h] in float32
-    both       the position bias [t, w, n_k]
 
 Each of the three lines is at most ``ITNET_WORKSPACE_MB`` (256) megabytes, unless a single query tile (16 positions of
-one sample) needs more. A of further chunks is kept for a quarter of that, until one product adds it all to dW2.
+one sample) needs more. The first needs least, so that its chunks hold several of the others. A of further chunks is
+kept for a quarter of that, until one product adds it all to dW2.
 
-Everything that a sample's result depends on belongs to that sample or is shared by the batch: the same sample gives
-the same moments, bit by bit, whatever it is batched with.
+Everything that a sample's result depends on belongs to that sample or is shared by the batch: the same sample and the
+same bias give the same moments, bit by bit, whatever they are batched with.
 """
 
 import contextlib
@@ -22,9 +23,8 @@ import torch
 from torch import Tensor
 
 from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
-from ..position_bias import PositionBias, gradients_of_set
 from .backward import itnet_bwd_kernel
-from .bias import HIDDEN, TritonBias
+from .bias import TritonBias, of_samples
 from .configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
 from .forward import itnet_fwd_kernel
 from .sizes import KernelSizes, resize
@@ -41,12 +41,10 @@ class TritonPairs:
         self.sizes = self.given.supported()
         filled = {name: resize(name, value, self.given, self.sizes) for name, value in inputs._asdict().items()}
         self.inputs = inputs = PairInputs(**filled)
-        self.dtype = operand_dtype = inputs.operand_dtype
-        # The bias is float16 for bfloat16 operands too: eight times the precision at the same width.
-        self.bias_dtype = torch.float32 if operand_dtype == torch.float32 else torch.float16
+        self.dtype = inputs.operand_dtype
         self.batch, self.num_queries, self.num_heads, self.head_dim = inputs.queries.shape
         self.num_keys, self.width = inputs.keys.shape[1], inputs.row.shape[-1]
-        self.backward_units = backward_units(self.head_dim, operand_dtype.itemsize, device_major(inputs.keys.device))
+        self.backward_units = backward_units(self.head_dim, self.dtype.itemsize, device_major(inputs.keys.device))
         self.padded_keys = math.ceil(self.num_keys / KEY_MULTIPLE) * KEY_MULTIPLE
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         keys = inputs.keys.permute(2, 0, 1, 3)  # [H, B, n_k, d_h]
@@ -62,15 +60,12 @@ class TritonPairs:
         self.w_key = none if inputs.w_key is None else inputs.w_key.contiguous()
         self.w_product = none if inputs.w_product is None else inputs.w_product.contiguous()
         self.w2 = inputs.w2.to(self.dtype)  # [H, w * d_h, d_h]
-        row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
-        self.bias = None
         if inputs.has_position_bias or inputs.is_causal:
-            self.bias = TritonBias(inputs, self.bias_dtype)
-            row = self.bias.with_row_term(row)
-        self.row = (0.5 * row).contiguous()
-        if inputs.is_causal:
-            self.bias.outweigh(self.row)
-        self.ranges = self.scale.new_ones(1) if self.bias is None else self.bias.ranges
+            self.bias = TritonBias(inputs, self.padded_keys)
+            self.row, self.ranges = self.bias.row, self.bias.ranges.expand(self.batch).contiguous()
+        else:
+            self.bias, self.ranges = None, self.scale
+            self.row = (0.5 * inputs.row.permute(2, 0, 1, 3)).contiguous()  # [H, B, n_q, w]
 
     def _padded(self, keys: Tensor) -> Tensor:
         """[H, B, n_k, d_h] -> [H, B, padded_keys, d_h] in the operands' dtype, zeros behind the last key."""
@@ -78,54 +73,35 @@ class TritonPairs:
         out[:, :, : self.num_keys] = keys
         return out
 
-    # Chunks
-
-    def _position_sets(self) -> Iterator[slice]:
-        """Samples of each set of positions: all if the batch shares its positions, otherwise one."""
-        inputs = self.inputs
-        shared = not inputs.has_position_bias or len(inputs.query_positions) == len(inputs.key_positions) == 1
-        return slices(0, self.batch, self.batch if shared else 1)
-
-    def _query_chunks(self, group_bytes: int) -> Iterator[slice]:
-        """Ranges of queries whose workspaces fit for one sample: ``group_bytes`` for each head, sample and query."""
-        bias_bytes = self.width * self.padded_keys * torch.finfo(self.bias_dtype).bits // 8
+    def _bias_chunks(self, group_bytes: int, with_gradient: bool) -> Iterator[tuple[slice, slice]]:
+        """(samples, queries) of each tile of the bias; ``group_bytes`` are for each head, sample and query."""
+        bias_bytes = 1 if self.bias is None else self.bias.bytes_per_query(with_gradient)
         size = WORKSPACE_BYTES // max(self.num_heads * group_bytes, bias_bytes)
         size = min(max(size // BACKWARD_POSITIONS, 1) * BACKWARD_POSITIONS, _MOST_QUERIES)
-        return slices(0, self.num_queries, size)
+        for rows in slices(0, self.num_queries, size):
+            is_shared = self.bias is None or self.bias.is_shared
+            count = self.batch if is_shared else WORKSPACE_BYTES // ((rows.stop - rows.start) * bias_bytes)
+            yield from ((samples, rows) for samples in slices(0, self.batch, count))
 
-    def _sample_chunks(self, samples: slice, rows: slice, group_bytes: int) -> Iterator[slice]:
-        size = WORKSPACE_BYTES // (self.num_heads * (rows.stop - rows.start) * group_bytes)
-        return slices(samples.start, samples.stop, size)
+    def _chunks(self, samples: slice, rows: slice, group_bytes: int) -> Iterator[tuple[tuple[slice, ...], slice]]:
+        """Where a chunk is in tensors [H, B, n_q, .], and its samples counted from the first of its bias."""
+        count = WORKSPACE_BYTES // (self.num_heads * (rows.stop - rows.start) * group_bytes)
+        for chunk in slices(samples.start, samples.stop, count):
+            yield (slice(None), chunk, rows), slice(chunk.start - samples.start, chunk.stop - samples.start)
 
-    def _bias_tile(self, index: int, rows: slice) -> Tensor | None:
-        """Half of P over its range, padded: [t, w, padded_keys]; None if there is nothing to add.
-
-        A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
-        """
-        if self.bias is None:
-            return None
-        shape = (rows.stop - rows.start, self.width, self.padded_keys)
-        # One key tile more behind it, which the kernels may prefetch.
-        flat = self.keys.new_zeros(math.prod(shape) + KEY_MULTIPLE, dtype=self.bias_dtype)
-        tile = flat[:-KEY_MULTIPLE].view(shape)
-        self.bias.write_tile(index, rows, tile[..., : self.num_keys])
-        if self.inputs.is_causal:
-            key = torch.arange(self.padded_keys, device=tile.device)
-            last = torch.arange(rows.start, rows.stop, device=tile.device) + (self.num_keys - self.num_queries)
-            tile.masked_fill_((key > last[:, None]).unsqueeze(1), HIDDEN)
-        return tile
-
-    def _launch_arguments(self, tile: Tensor | None, samples: slice, rows: slice) -> dict:
-        """What both kernels take, for the queries ``rows`` of ``samples``."""
+    def _launch_arguments(self, where: tuple[slice, ...], tile: Tensor | None) -> dict:
+        """What both kernels take, for a chunk and its bias [b or 1, t, w, padded_keys]."""
+        _, samples, rows = where
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
             "p_bias": self.row if tile is None else tile,
-            "p_range": self.ranges[min(samples.start, len(self.ranges) - 1) :],
+            "bias_rows": 0 if tile is None or len(tile) == 1 else queries * self.width,
+            "p_range": self.ranges[samples],
             "HAS_BIAS": tile is not None,
-            "p_queries": self.queries[:, samples, rows],
+            "p_queries": self.queries[where],
             "p_keys": self.keys[:, samples],
             "p_values": self.values[:, samples],
-            "p_row": self.row[:, samples, rows],
+            "p_row": self.row[where],
             "p_w_key": self.w_key,
             "p_w_product": self.w_product,
             "p_scale": self.scale[samples],
@@ -152,25 +128,23 @@ class TritonPairs:
         out = torch.empty_like(self.queries)
         group_bytes = self.width * self.head_dim * self.keys.element_size()
         with on_device(self.keys.device):
-            for samples in self._position_sets():
-                for rows in self._query_chunks(group_bytes):
-                    tile = self._bias_tile(samples.start, rows)
-                    for chunk in self._sample_chunks(samples, rows, group_bytes):
-                        moments = self._moments(tile, chunk, rows)
-                        where = (slice(None), chunk, rows)
-                        out[where] = float32_product(moments, self.w2).view(out[where].shape)
+            for samples, rows in self._bias_chunks(group_bytes, with_gradient=False):
+                tile = self.bias and self.bias.tile(samples, rows)
+                for where, in_tile in self._chunks(samples, rows, group_bytes):
+                    moments = self._moments(where, tile if tile is None else of_samples(tile, in_tile))
+                    out[where] = float32_product(moments, self.w2).view(out[where].shape)
         return resize("queries", out.permute(1, 2, 0, 3), self.sizes, self.given)
 
-    def _moments(self, tile: Tensor | None, samples: slice, rows: slice) -> Tensor:
+    def _moments(self, where: tuple[slice, ...], tile: Tensor | None) -> Tensor:
         """A of a chunk: [H, b * t, w * d_h]."""
-        batch, count = samples.stop - samples.start, rows.stop - rows.start
-        moments = self.keys.new_empty(self.num_heads, batch * count, self.width * self.head_dim)
+        heads, batch, count, _ = self.queries[where].shape
+        moments = self.keys.new_empty(heads, batch * count, self.width * self.head_dim)
 
         def grid(meta):
             units = min(self.width, meta["ROWS"])
-            return self.num_heads * batch, math.ceil(count / (meta["ROWS"] // units)) * (self.width // units)
+            return heads * batch, math.ceil(count / (meta["ROWS"] // units)) * (self.width // units)
 
-        itnet_fwd_kernel[grid](**self._launch_arguments(tile, samples, rows), p_moments=moments)
+        itnet_fwd_kernel[grid](**self._launch_arguments(where, tile), p_moments=moments)
         return moments
 
     # Backward
@@ -178,28 +152,25 @@ class TritonPairs:
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Gradients of the named arguments, in their layout. They accumulate in float32."""
         grad_out = resize("queries", grad_out, self.given, self.sizes)
-        upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype)  # [H, B, n_q, d_h]
-        inputs, grads = self.inputs, self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
+        upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
+        grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         # Every chunk has queries of its own, and writes theirs.
         grads |= {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row)}
         grads["keys"] = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
         pending = []  # (A, dL/dout) of chunks that dW2 does not hold yet
         group_bytes = self._backward_bytes()
         with on_device(self.keys.device):
-            for samples in self._position_sets():
-                of_this_set = gradients_of_set(grads, samples.start)
-                for rows in self._query_chunks(group_bytes):
-                    tile = self._bias_tile(samples.start, rows)
-                    grad_bias = 0
-                    for chunk in self._sample_chunks(samples, rows, group_bytes):
-                        grad_pre = self._backward_chunk(tile, upstream, chunk, rows, grads, pending)
-                        if inputs.has_position_bias:
-                            grad_bias = grad_bias + self._sum_over_groups(grad_pre, chunk)
-                    if inputs.has_position_bias:
-                        where = inputs.position_set(samples.start)
-                        bias = PositionBias(*where, inputs.position_weights, inputs.has_frequencies)
-                        dtype = self.dtype if self.dtype == torch.bfloat16 else inputs.key_features.dtype
-                        bias.backward(rows, grad_bias[..., : self.num_keys], of_this_set, dtype)
+            for samples, rows in self._bias_chunks(group_bytes, with_gradient=True):
+                tile = self.bias and self.bias.tile(samples, rows)
+                if self.inputs.has_position_bias:
+                    grad_bias = self.queries.new_zeros(*tile.shape[:3], self.num_keys)
+                for where, in_tile in self._chunks(samples, rows, group_bytes):
+                    part = tile if tile is None else of_samples(tile, in_tile)
+                    grad_pre = self._backward_chunk(where, part, upstream[where], grads, pending)
+                    if self.inputs.has_position_bias:
+                        self._add_to_bias(of_samples(grad_bias, in_tile), grad_pre, 0.5 * self.scale[where[1]])
+                if self.inputs.has_position_bias:
+                    self.bias.backward(samples, rows, grad_bias, grads)
         self._add_to_w2(grads, pending, least_bytes=0)
         grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
         return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
@@ -212,10 +183,13 @@ class TritonPairs:
             grads["w2"] += float32_product(moments.mT, upstream)
             pending.clear()
 
-    def _sum_over_groups(self, grad_pre: Tensor, samples: slice) -> Tensor:
-        """dL/dP of a chunk from 2 dL/dpre / scale [H * b, t, w, padded_keys]: float32 [t, w, padded_keys]."""
-        per_sample = grad_pre.unflatten(0, (self.num_heads, -1)).sum(0, dtype=torch.float32)  # [b, t, w, padded_keys]
-        return torch.tensordot(0.5 * self.scale[samples], per_sample, dims=1)
+    def _add_to_bias(self, grad_bias: Tensor, grad_pre: Tensor, scale: Tensor) -> None:
+        """dL/dP [b or 1, t, w, n_k] += the chunk's part, from dL/dpre / scale [H, b, t, w, padded_keys]."""
+        per_sample = grad_pre[..., : self.num_keys].sum(0, dtype=torch.float32)  # [b, t, w, n_k]
+        if self.bias.is_shared:
+            grad_bias += torch.tensordot(scale, per_sample, dims=1)
+        else:
+            torch.mul(per_sample, scale[:, None, None, None], out=grad_bias)
 
     def _backward_bytes(self) -> int:
         """Workspace of one (head, sample, query)."""
@@ -224,37 +198,33 @@ class TritonPairs:
         moments = 2 * self.width * self.head_dim
         return (pairs + moments) * self.keys.element_size() + 4 * pairs * self.head_dim // tile_rows
 
-    def _backward_chunk(
-        self, tile, upstream, samples: slice, rows: slice, grads: dict[str, Tensor], pending: list
-    ) -> Tensor:
-        """Adds the chunk's gradients to ``grads``; returns 2 dL/dpre / scale [H * b, t, w, padded_keys]."""
-        heads, batch, count = self.num_heads, samples.stop - samples.start, rows.stop - rows.start
-        width, dim, units = self.width, self.head_dim, self.backward_units
-        groups, position_tiles = heads * batch, math.ceil(count / BACKWARD_POSITIONS)
+    def _backward_chunk(self, where, tile, upstream: Tensor, grads: dict[str, Tensor], pending: list) -> Tensor:
+        """Adds the chunk's gradients to ``grads``; returns 2 dL/dpre / scale [H, b, t, w, padded_keys]."""
+        heads, batch, count, dim = upstream.shape
+        width, units, samples = self.width, self.backward_units, where[1]
+        position_tiles = math.ceil(count / BACKWARD_POSITIONS)
         tiles = position_tiles * (width // units)
-        where = (slice(None), samples, rows)
-        upstream = upstream[where].reshape(heads, batch * count, dim)
+        upstream = upstream.reshape(heads, batch * count, dim)
         grad_moments = upstream @ self.w2.mT  # dA [H, b * t, w * d_h]
         moments = torch.empty_like(grad_moments)
         # A causal program writes the keys it sees only.
         new = self.queries.new_zeros if self.inputs.is_causal else self.queries.new_empty
-        pairs = (groups, count, width, self.padded_keys) if tile is not None else (1,)
+        pairs = (heads, batch, count, width, self.padded_keys) if tile is not None else (1,)
         grad_pre = new(pairs, dtype=self.dtype)
-        grad_keys = new(groups, tiles, self.padded_keys, dim)
-        grad_measure = new(groups, tiles, self.padded_keys) if "measure" in grads else self.measure
-        grad_row = self.queries.new_empty(groups, count, width)
-        grad_queries = self.queries.new_empty(width // units, groups, count, dim)
-        grad_w_key, grad_w_product = self.queries.new_empty(2, groups, position_tiles, width, dim)
-        itnet_bwd_kernel[(groups, tiles)](
-            **self._launch_arguments(tile, samples, rows),
+        grad_keys = new(heads, batch, tiles, self.padded_keys, dim)
+        grad_measure = new(heads, batch, tiles, self.padded_keys) if "measure" in grads else self.measure
+        grad_queries = self.queries.new_empty(width // units, heads, batch, count, dim)
+        grad_content = self.queries.new_empty(2, heads * batch * position_tiles, width, dim)
+        itnet_bwd_kernel[(heads * batch, tiles)](
+            **self._launch_arguments(where, tile),
             p_measure=self.measure[samples],
             p_dmoments=grad_moments,
             p_moments=moments,
             p_dbias=grad_pre,
-            p_drow=grad_row,
+            p_drow=grads["row"][where],
             p_dqueries=grad_queries,
-            p_dw_key=grad_w_key,
-            p_dw_product=grad_w_product,
+            p_dw_key=grad_content[0],
+            p_dw_product=grad_content[1],
             p_dkeys=grad_keys,
             p_dmeasure=grad_measure,
             BP=BACKWARD_POSITIONS,
@@ -263,16 +233,13 @@ class TritonPairs:
         )
         pending.append((moments, upstream))
         self._add_to_w2(grads, pending, WORKSPACE_BYTES // 4)
-        for name, partial in (("w_key", grad_w_key), ("w_product", grad_w_product)):
+        for name, partial in zip(("w_key", "w_product"), grad_content.sum(1), strict=True):
             if name in grads:
-                grads[name] += partial.sum((0, 1))
-        grads["row"][where] = grad_row.view(heads, batch, count, width)
-        grads["queries"][where] = grad_queries.sum(0).view(heads, batch, count, dim)
-        keys = grad_keys.sum(1)[:, : self.num_keys].view(heads, batch, self.num_keys, dim)
-        grads["keys"][:, samples] += keys * (0.5 * self.scale[samples, None, None])
+                grads[name] += partial
+        torch.sum(grad_queries, 0, out=grads["queries"][where])
+        grads["keys"][:, samples] += grad_keys[..., : self.num_keys, :].sum(2)
         if "measure" in grads:
-            measure = grad_measure.sum(1)[:, : self.num_keys]
-            grads["measure"][samples] += measure.view(heads, batch, self.num_keys).sum(0)
+            grads["measure"][samples] += grad_measure[..., : self.num_keys].sum((0, 2))
         return grad_pre
 
 
