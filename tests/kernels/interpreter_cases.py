@@ -116,6 +116,46 @@ def test_many_chunks(problem, same, monkeypatch):
     same(actual, problem_.run_backward("reference"), 1e-5)
 
 
+RAGGED = {
+    "text": {"dim": 1, "regular": True},
+    "text-causal": {"dim": 1, "regular": True, "is_causal": True},
+    "mesh": {"dim": 3},
+    "raw-mesh-causal": {"dim": 3, "frequencies": 0, "is_causal": True},
+    "keys-per-sample": {"num_queries": 5, "shared_queries": True},
+    "keys-per-sample-raw": {"num_queries": 5, "shared_queries": True, "frequencies": 0},
+    "displacement": {"inputs": ("x-y",)},
+    "keys-and-distance": {"inputs": ("y", "distance", "u_y")},
+}
+
+
+def ragged(problem, name: str):
+    """Three samples of 17, 9 and 4 positions of their own, padded: measure 0, and the position of the last one."""
+    case = {"n": 17, "batch": 3, "heads": 2, "head_dim": 16, "width": 32, "per_sample": True} | RAGGED[name]
+    shared_queries = case.pop("shared_queries", False)
+    problem_ = problem(**case)
+    for sample, length in enumerate((17, 9, 4)):
+        problem_.measure[sample, length:] = 0
+        problem_.positions[sample, length:] = problem_.positions[sample, length - 1]
+    return replace(problem_, query_positions=problem_.query_positions[0]) if shared_queries else problem_
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_float32(problem, same, name):
+    problem_ = ragged(problem, name)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
+@pytest.mark.parametrize("workspace", [2_000_000, 1_500_000, 1], ids=["2 samples", "2 and 1 samples", "16 queries"])
+@pytest.mark.parametrize("name", ["text-causal", "keys-per-sample"])
+def test_ragged_chunks(problem, same, monkeypatch, name, workspace):
+    """Chunks of two samples; those of the bias two and those of the kernels one; of 16 queries of one sample."""
+    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", workspace)
+    problem_ = ragged(problem, name)
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
 def test_frozen_positions_and_measure(problem, same):
     problem_ = make(problem, "n17-per-sample")
     actual = problem_.to(torch.float32).run_backward("triton", position_gradients=False)
@@ -155,10 +195,11 @@ def test_w2_gradient_has_the_range_of_float32(problem):
     assert error <= 4 * torch.finfo(torch.float16).eps * grads["reference"].norm()
 
 
-@pytest.mark.parametrize("name", HALF_CASES)
+@pytest.mark.parametrize("name", [*HALF_CASES, "text", "text-causal", "mesh", "raw-mesh-causal"])
 def test_float16(problem, name):
     """Error against float64 at most twice that of the same mathematics in plain PyTorch at that dtype."""
-    problem_ = make(problem, name).to(torch.float16).to(torch.float64)
+    problem_ = ragged(problem, name) if name in RAGGED else make(problem, name)
+    problem_ = problem_.to(torch.float16).to(torch.float64)
     expected = problem_.run_backward("reference")
     actual = problem_.to(torch.float16).run_backward("triton")
     plain = plain_pytorch(problem_.to(torch.float16))

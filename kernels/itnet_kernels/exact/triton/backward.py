@@ -16,7 +16,16 @@ from .tile import program_indices, row_offsets, virtual_queries
 
 @autotune(BACKWARD)
 @triton.jit(
-    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "bias_rows", "size"],
+    do_not_specialize=[
+        "num_queries",
+        "num_keys",
+        "causal_offset",
+        "samples",
+        "all_samples",
+        "all_queries",
+        "bias_rows",
+        "size",
+    ],
     do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
 )
 def itnet_bwd_kernel(

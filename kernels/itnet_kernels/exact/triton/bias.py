@@ -67,7 +67,7 @@ class TritonBias:
         """Memory for each query of a tile: itself, its gradient, and the factors of gamma(y) in float32."""
         num_keys, num_features = self.y.shape[1], self.gamma_x.shape[-1]
         per_unit = self.dtype.itemsize * num_keys + 8 * num_features
-        return self.row.shape[-1] * (per_unit + (8 * num_keys + 4 * num_features if with_gradient else 0))
+        return self.row.shape[-1] * (per_unit + (6 * num_keys + 4 * num_features if with_gradient else 0))
 
     def _bound(self, y: Tensor) -> Tensor:
         """At least max |P|: [S or 1]."""
@@ -130,12 +130,12 @@ class TritonBias:
             target = target[:, rows] if name.startswith("query") else target
             target += part.sum(0, keepdim=True) if len(target) < len(part) else part
 
-        factors = key_factors(self.weights, gamma_x, inputs.has_frequencies)
-        if factors is not None:
+        if w_y is not None or (w_relative is not None and inputs.has_frequencies):
             dtype = torch.bfloat16 if inputs.operand_dtype == torch.bfloat16 else grad.dtype
             by_rows = grad.flatten(1, 2)  # [b, t * w, n_k]
             grad_factors = (by_rows.to(dtype) @ gamma_y.to(dtype)).to(grad.dtype).view(*grad.shape[:3], -1)
             if needs_positions:
+                factors = key_factors(self.weights, gamma_x, inputs.has_frequencies)
                 is_whole = factors.dim() > 2
                 add("key_features", by_rows.mT @ factors.flatten(1, 2) if is_whole else grad.sum(1).mT @ factors)
             if w_y is not None:
@@ -166,11 +166,11 @@ class TritonBias:
         w_sine, w_cosine = self.weights.relative.chunk(2, dim=-1)  # [w, L]
         top, bottom = grad.chunk(2, dim=-1)  # [b, t, w, L]
         # Not einsum: it would make a batch of L matrix-vector products of these.
-        parts = [(bottom * sine - top * cosine).sum((0, 1)), (top * sine + bottom * cosine).sum((0, 1))]
-        grads["w_relative"] += torch.cat(parts, dim=-1)
+        parts = (bottom * sine).addcmul_(top, cosine, value=-1), (top * sine).addcmul_(bottom, cosine)
+        grads["w_relative"] += torch.cat([part.sum((0, 1)) for part in parts], dim=-1)
         if "query_features" in grads:
-            parts = [(top * w_cosine + bottom * w_sine).sum(2), (bottom * w_cosine - top * w_sine).sum(2)]
-            add("query_features", torch.cat(parts, dim=-1))
+            parts = (top * w_cosine).addcmul_(bottom, w_sine), (bottom * w_cosine).addcmul_(top, w_sine, value=-1)
+            add("query_features", torch.cat([part.sum(2) for part in parts], dim=-1))
 
 
 def of_samples(tensor: Tensor, samples: slice) -> Tensor:

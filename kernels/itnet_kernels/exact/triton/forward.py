@@ -7,7 +7,16 @@ from .tile import program_indices, row_offsets, virtual_queries
 
 @autotune(FORWARD)
 @triton.jit(
-    do_not_specialize=["num_queries", "num_keys", "causal_offset", "samples", "all_samples", "all_queries", "bias_rows", "size"],
+    do_not_specialize=[
+        "num_queries",
+        "num_keys",
+        "causal_offset",
+        "samples",
+        "all_samples",
+        "all_queries",
+        "bias_rows",
+        "size",
+    ],
     do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
 )
 def itnet_fwd_kernel(
@@ -41,7 +50,7 @@ def itnet_fwd_kernel(
 ):
     KC: tl.constexpr = W if W < ROWS else ROWS
     BP: tl.constexpr = ROWS // KC
-    i_batch, i_head, i_tile, i_first, i_unit = program_indices(samples, W, BP, KC)
+    i_batch, i_head, _, i_first, i_unit = program_indices(samples, W, BP, KC)
     i_sample = i_head * all_samples + i_batch
     p_keys += i_sample * padded_keys * D
     p_values += i_sample * padded_keys * D

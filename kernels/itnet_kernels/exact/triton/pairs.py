@@ -157,8 +157,9 @@ class TritonPairs:
         # Every chunk has queries of its own, and writes theirs.
         grads |= {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row)}
         grads["keys"] = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
+        grads["content"] = self.queries.new_zeros(2, self.width, self.head_dim)  # of W_uy and W_had
         pending = []  # (A, dL/dout) of chunks that dW2 does not hold yet
-        group_bytes = self._backward_bytes()
+        group_bytes, half_scale = self._backward_bytes(), 0.5 * self.scale
         with on_device(self.keys.device):
             for samples, rows in self._bias_chunks(group_bytes, with_gradient=True):
                 tile = self.bias and self.bias.tile(samples, rows)
@@ -168,10 +169,11 @@ class TritonPairs:
                     part = tile if tile is None else of_samples(tile, in_tile)
                     grad_pre = self._backward_chunk(where, part, upstream[where], grads, pending)
                     if self.inputs.has_position_bias:
-                        self._add_to_bias(of_samples(grad_bias, in_tile), grad_pre, 0.5 * self.scale[where[1]])
+                        self._add_to_bias(of_samples(grad_bias, in_tile), grad_pre, half_scale[where[1]])
                 if self.inputs.has_position_bias:
                     self.bias.backward(samples, rows, grad_bias, grads)
         self._add_to_w2(grads, pending, least_bytes=0)
+        grads["w_key"], grads["w_product"] = (grad.clone() for grad in grads.pop("content"))
         grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
         return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
 
@@ -233,13 +235,12 @@ class TritonPairs:
         )
         pending.append((moments, upstream))
         self._add_to_w2(grads, pending, WORKSPACE_BYTES // 4)
-        for name, partial in zip(("w_key", "w_product"), grad_content.sum(1), strict=True):
-            if name in grads:
-                grads[name] += partial
+        grads["content"] += grad_content.sum(1)
+        # Not `grads[...] +=`, which would copy the sum once more.
         torch.sum(grad_queries, 0, out=grads["queries"][where])
-        grads["keys"][:, samples] += grad_keys[..., : self.num_keys, :].sum(2)
+        grads["keys"][:, samples].add_(grad_keys[..., : self.num_keys, :].sum(2))
         if "measure" in grads:
-            grads["measure"][samples] += grad_measure[..., : self.num_keys].sum((0, 2))
+            grads["measure"][samples].add_(grad_measure[..., : self.num_keys].sum((0, 2)))
         return grad_pre
 
 
