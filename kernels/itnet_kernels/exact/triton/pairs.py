@@ -24,9 +24,10 @@ from torch import Tensor
 
 from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
 from .backward import itnet_bwd_kernel
-from .bias import TritonBias, of_samples
+from .bias import TritonBias
 from .configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
 from .forward import itnet_fwd_kernel
+from .position_gradients import add_position_gradients, of_samples
 from .sizes import KernelSizes, resize
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
@@ -171,7 +172,7 @@ class TritonPairs:
                     if self.inputs.has_position_bias:
                         self._add_to_bias(of_samples(grad_bias, in_tile), grad_pre, half_scale[where[1]])
                 if self.inputs.has_position_bias:
-                    self.bias.backward(samples, rows, grad_bias, grads)
+                    add_position_gradients(self.inputs, samples, rows, grad_bias, grads)
         self._add_to_w2(grads, pending, least_bytes=0)
         grads["w_key"], grads["w_product"] = (grad.clone() for grad in grads.pop("content"))
         grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
