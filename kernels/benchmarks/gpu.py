@@ -12,6 +12,7 @@ Results go to results/gpu.json, with the device and the versions.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -58,23 +59,24 @@ def gradients(inputs, measure: Tensor, is_causal: bool, backend: str) -> list[Te
 
 
 def check(device: str) -> list[dict]:
-    """Relative errors of every dtype and length; exits if one is too large or a second run differs."""
+    """Relative errors, positions shared and per sample; exits if one is too large or a second run differs."""
     rows = []
-    for n, is_causal, head_dim, width in CHECKS:
-        shape = Shape(batch=2, n=n, heads=2, head_dim=head_dim, width=width)
-        exact = to_device(make_inputs(shape), device, torch.float32)
+    for (n, is_causal, head_dim, width), per_sample in itertools.product(CHECKS, (False, True)):
+        u, positions, weights = make_inputs(Shape(batch=2, n=n, heads=2, head_dim=head_dim, width=width))
+        given = u, torch.stack([positions, 0.7 * positions]) if per_sample else positions, weights
+        exact = to_device(given, device, torch.float32)
         measure = torch.rand(2, n, device=device)
         measure[0, n // 2 + 1 :] = 0
         expected = gradients(exact, measure, is_causal, "reference")
         for dtype, tolerance in TOLERANCE.items():
-            inputs = to_device(make_inputs(shape), device, dtype)
+            inputs = to_device(given, device, dtype)
             first, second = (gradients(inputs, measure, is_causal, "triton") for _ in range(2))
             errors = [
                 float((a.float() - e).norm() / e.norm().clamp_min(1e-12)) for a, e in zip(first, expected, strict=True)
             ]
             repeats = all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-            row = {"n": n, "causal": is_causal, "head_dim": head_dim, "width": width, "dtype": str(dtype)}
-            rows.append(row | {"errors": errors, "repeats": repeats})
+            row = {"n": n, "causal": is_causal, "head_dim": head_dim, "width": width, "per_sample": per_sample}
+            rows.append(row | {"dtype": str(dtype), "errors": errors, "repeats": repeats})
             if max(errors) > tolerance or not repeats:
                 sys.exit(f"wrong result, nothing is timed: {rows[-1]}, tolerance {tolerance}")
     return rows

@@ -39,6 +39,7 @@ from itnet_kernels.exact.triton.configs import (
     tile_rows,
 )
 from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
+from itnet_kernels.exact.triton.tile import NOT_SPECIALISED
 
 KERNELS = {"forward": (FORWARD, itnet_fwd_kernel), "backward": (BACKWARD, itnet_bwd_kernel)}
 PRODUCTS = {"forward": 2, "backward": 6}  # matrix products of 2 * rows * keys * d_h FLOP per key tile
@@ -146,10 +147,11 @@ def compile_kernel(
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     types = {name: _argument_type(name, dtype) for name in function.arg_names}
     signature = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
+    unaligned = NOT_SPECIALISED["do_not_specialize_on_alignment"]
     aligned = [
         i
         for i, name in enumerate(function.arg_names)
-        if name == "padded_keys" or (signature[name][0] == "*" and name not in ("p_scale", "p_range"))
+        if name == "padded_keys" or (signature[name][0] == "*" and name not in unaligned)
     ]
     source = ASTSource(function, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned})
     target = GPUTarget("cuda", int(arch[3:]), 32) if is_nvidia else GPUTarget("hip", arch, 64)

@@ -11,23 +11,11 @@ Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by
 
 from .configs import BACKWARD, autotune
 from .gelu import gelu_gate, gelu_slope, tl, triton
-from .tile import program_indices, row_offsets, virtual_queries
+from .tile import NOT_SPECIALISED, program_indices, row_offsets, virtual_queries
 
 
 @autotune(BACKWARD)
-@triton.jit(
-    do_not_specialize=[
-        "num_queries",
-        "num_keys",
-        "causal_offset",
-        "samples",
-        "all_samples",
-        "all_queries",
-        "bias_rows",
-        "size",
-    ],
-    do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
-)
+@triton.jit(**NOT_SPECIALISED)
 def itnet_bwd_kernel(
     p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
     p_keys,  # [H, B, padded_keys, D]

@@ -2,23 +2,11 @@
 
 from .configs import FORWARD, autotune
 from .gelu import gelu_gate, tl, triton
-from .tile import program_indices, row_offsets, virtual_queries
+from .tile import NOT_SPECIALISED, program_indices, row_offsets, virtual_queries
 
 
 @autotune(FORWARD)
-@triton.jit(
-    do_not_specialize=[
-        "num_queries",
-        "num_keys",
-        "causal_offset",
-        "samples",
-        "all_samples",
-        "all_queries",
-        "bias_rows",
-        "size",
-    ],
-    do_not_specialize_on_alignment=["p_scale", "p_range"],  # slices by sample
-)
+@triton.jit(**NOT_SPECIALISED)
 def itnet_fwd_kernel(
     p_queries,  # [H, B, n_q, D] float32, from the chunk's first sample and query on
     p_keys,  # [H, B, padded_keys, D]

@@ -5,6 +5,12 @@ A tile has BP positions times KC hidden units as rows, row = position * KC + uni
 
 from .gelu import tl, triton
 
+_SIZES = "num_queries num_keys causal_offset samples all_samples all_queries bias_rows size"
+NOT_SPECIALISED = {
+    "do_not_specialize": _SIZES.split(),
+    "do_not_specialize_on_alignment": ["p_scale", "p_range"],  # slices by sample
+}
+
 
 @triton.jit
 def program_indices(samples, W: tl.constexpr, BP: tl.constexpr, KC: tl.constexpr):
