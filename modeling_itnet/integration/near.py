@@ -30,9 +30,9 @@ def find_near(
 ) -> Near:
     """The neighbourhoods of a domain with the given measure [B, n].
 
-    On a ``layout`` of grids they are windows, with a measure that is normalised to 1. Where ``neighbors`` [B, n, m] are
-    given, they are the ends of the edges of a node and the node itself, and everywhere else balls; both times with the
-    measure restricted to them, times what makes it 1 on average, :func:`region_scale`.
+    On a ``layout`` of grids they are windows, with a measure that is normalised to 1. Where ``neighbors`` [B, n, m]
+    are given, they are the ends of the edges of a node and the node itself, and everywhere else balls; both times with
+    the measure restricted to them, times what makes it 1 on average, :func:`region_scale`.
     """
     if layout is not None:
         return _windows(config, measure, layout)

@@ -130,14 +130,14 @@ def bias_gradients(
     found, flat = {}, grad.flatten(1, 2)  # [c, t w, m]
     if needs_positions:
         found = dict(zip(POSITIONS, map(torch.zeros_like, (x, y, gamma_x, gamma_y)), strict=True))
-    factors = key_factors(weights, gamma_x, has_frequencies)  # [c, t, w, F], [w, F] or None
-    if factors is not None:
+    if w_y is not None or (w_relative is not None and has_frequencies):
         dtype = grad.dtype if dtype is None else dtype
         grad_factors = (
             (flat.to(dtype) @ gamma_y.to(dtype)).to(grad.dtype).unflatten(1, grad.shape[1:3])
         )  # [c, t, w, F]
         if needs_positions:
-            found["key_features"] = flat.mT @ factors.to(grad.dtype).expand_as(grad_factors).flatten(1, 2)
+            factors = key_factors(weights, gamma_x, has_frequencies).to(grad.dtype)  # [c, t, w, F] or [w, F]
+            found["key_features"] = flat.mT @ factors.expand_as(grad_factors).flatten(1, 2)
         if w_y is not None:
             found["w_y"] = grad_factors.sum((0, 1))
         if w_relative is not None and has_frequencies:
