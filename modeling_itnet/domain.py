@@ -12,15 +12,16 @@ from itnet_kernels import Coordinates
 
 from .integration.anchors import Anchors, find_anchors
 from .integration.choice import integration_plan, requested_mode
+from .integration.near import Near, find_near
 
 
 class Domain:
     """Where a signal lives: positions with a measure, and whatever follows from these alone.
 
     All layers of a forward share one domain. What they need of it is computed on first use and kept: gamma(x), the
-    lattice of the positions, the weights of the edges, the anchors, the way in which each sample is integrated. So a
-    domain belongs to one forward. The measure of a sample sums to 1 over its real positions and is 0 on padding, so
-    that neither padding nor the other samples of a batch change anything.
+    lattice of the positions, the weights of the edges, neighbourhoods, anchors, the way in which each sample is
+    integrated. So a domain belongs to one forward. The measure of a sample sums to 1 over its real positions and is 0
+    on padding, so that neither padding nor the other samples of a batch change anything.
 
     Args:
         positions: x ``[n, s]``, shared by the batch, or ``[B, n, s]``, in float32; or their :class:`Coordinates`.
@@ -30,10 +31,12 @@ class Domain:
         edge_gate: lambda, a scalar that goes with ``neighbors``: the kernel is multiplied by 1[edge] + lambda.
         is_padded: False promises that every measure is positive; the number of real positions is then known without
             a look at values, as a compiled graph needs it.
+        layout: the grids that the positions form, one after the other, by their shapes; ``()`` is a position outside
+            of grids, such as [CLS]. None: they form no grids.
     """
 
     # Of a part of the batch (:meth:`resolve`):
-    mode: str | None = None  # "exact", "low_rank" or "monte_carlo"
+    mode: str | None = None  # "exact", "near_far", "low_rank" or "monte_carlo"
     samples: Tensor | None = None  # the numbers [b] of its samples; None for all of them
     anchors: Anchors | None = None  # the only keys, if it is integrated over anchors
 
@@ -46,11 +49,13 @@ class Domain:
         neighbors: Tensor | None = None,
         edge_gate: Tensor | None = None,
         is_padded: bool = True,
+        layout: tuple[tuple[int, ...], ...] | None = None,
     ):
         is_prepared = isinstance(positions, Coordinates)
         self.coordinates = positions if is_prepared else Coordinates(positions, frequencies)
         self.measure, self.is_padded = measure, is_padded
-        self.neighbors, self.edge_gate = neighbors, edge_gate
+        self.neighbors, self.edge_gate, self.layout = neighbors, edge_gate, layout
+        self._near: dict[tuple, Near] = {}
         self._edges: tuple[Tensor, Tensor] | None = None
         self._parts: dict[tuple, list[Domain]] = {}
         self._moved: dict[torch.device, Domain] = {}
@@ -75,6 +80,13 @@ class Domain:
             omega = self.measure.gather(1, ends.flatten(1)).view(ends.shape)
             self._edges = ends, omega * (self.neighbors >= 0)
         return self._edges
+
+    def near(self, config: ITNetConfig) -> Near:
+        """The neighbourhood of every position."""
+        key = config.near_size, config.near_radius, config.is_causal
+        if key not in self._near or self.measure.requires_grad:
+            self._near[key] = find_near(config, self)
+        return self._near[key]
 
     def resolve(
         self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors
@@ -110,7 +122,7 @@ class Domain:
     def replaced(self, **parts: Tensor | Coordinates | None) -> "Domain":
         """The same domain with other parts in some places, and with nothing kept but what the coordinates keep."""
         given = {name: parts.get(name, getattr(self, name)) for name in _PARTS}
-        return Domain(given.pop("coordinates"), **given, is_padded=self.is_padded)
+        return Domain(given.pop("coordinates"), **given, is_padded=self.is_padded, layout=self.layout)
 
     def to(self, device, non_blocking: bool = False) -> "Domain":
         """The domain on another device, for models whose layers are on several."""

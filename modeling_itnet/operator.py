@@ -11,6 +11,7 @@ from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import (
+    Coordinates,
     KernelWeights,
     fourier_features,
     integral_transform,
@@ -22,6 +23,7 @@ from itnet_kernels.measure import uniform_measure
 from .domain import Domain, merge
 from .integration.anchors import take
 from .integration.factors import ITNetFactors
+from .integration.near import Near
 from .integration.proposal import ITNetProposal, draw_from_measure
 
 
@@ -64,7 +66,10 @@ class ITNetFourierFeatures(nn.Module):
 
 
 class ITNetKernel(nn.Module):
-    """Weights of the kernel MLP: W1 [w, kernel_input_size] shared by the heads, W2 [H, d_h^2, w] and b2 per head."""
+    """Weights of the kernel MLP: W1 [w, kernel_input_size] shared by the heads, W2 [H, d_h^2, w] and b2 per head.
+
+    With ``kernel_input_sharing="per_head"`` every head has a W1 of its own, [H, w, kernel_input_size].
+    """
 
     def __init__(self, config: ITNetConfig):
         super().__init__()
@@ -73,11 +78,12 @@ class ITNetKernel(nn.Module):
         self.init_std, self.init_scale = config.initializer_range, config.kernel_init_scale
         width = config.kernel_hidden_size
         heads = config.num_attention_heads if config.kernel_output_sharing == "per_head" else 1
-        self.w1 = nn.Parameter(torch.empty(width, config.kernel_input_size))
-        self.b1 = nn.Parameter(torch.empty(width))
+        own = (config.num_attention_heads,) if config.kernel_input_sharing == "per_head" else ()
+        self.w1 = nn.Parameter(torch.empty(*own, width, config.kernel_input_size))
+        self.b1 = nn.Parameter(torch.empty(*own, width))
         if config.kernel_num_layers == 3:
-            self.w_mid = nn.Parameter(torch.empty(width, width))
-            self.b_mid = nn.Parameter(torch.empty(width))
+            self.w_mid = nn.Parameter(torch.empty(*own, width, width))
+            self.b_mid = nn.Parameter(torch.empty(*own, width))
         else:
             self.w_mid = self.b_mid = None
         self.w2 = nn.Parameter(torch.empty(heads, self.head_dim**2, width))
@@ -86,7 +92,7 @@ class ITNetKernel(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """W2 is small and b2 the identity: the head starts as the mean of the signal."""
-        width = self.w1.shape[0]
+        width = self.w1.shape[-2]
         init.normal_(self.w1, std=self.init_std)
         init.zeros_(self.b1)
         if self.w_mid is not None:
@@ -120,7 +126,7 @@ class ITNetOperator(nn.Module):
         self.num_heads = config.num_attention_heads
         modes = config.integration_modes
         self.kernel = ITNetKernel(config) if modes != ("low_rank",) else None
-        self.factors = ITNetFactors(config) if "low_rank" in modes else None
+        self.factors = ITNetFactors(config) if {"low_rank", "near_far"}.intersection(modes) else None
         self.proposal = ITNetProposal(config) if config.has_proposal else None
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W^O
         self.residual = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W_theta
@@ -168,6 +174,8 @@ class ITNetOperator(nn.Module):
             heads = part.of(features).unflatten(-1, (self.num_heads, -1))  # [b, n, H, d_h]
             if part.mode == "low_rank":
                 out, _ = self.factors(heads, part)
+            elif part.mode == "near_far":
+                out = self.factors(heads, part)[0] + self._near_integral(heads, part)
             elif part.mode == "monte_carlo" and self.training:
                 out = self._sampled_integral(heads, part, losses)
             elif part.anchors is not None:
@@ -190,10 +198,19 @@ class ITNetOperator(nn.Module):
     def _edge_integral(self, heads: Tensor, domain: Domain) -> Tensor:
         """The integral over the edges of each query only, all of them in every mode."""
         indices, omega = domain.edges
-        if domain.mode == "low_rank":
-            return self.factors.sampled(heads, domain, indices, omega)
+        far = None
+        if domain.mode in ("low_rank", "near_far"):
+            far = self.factors.sampled(heads, domain, indices, omega)
+            if domain.mode == "low_rank":
+                return far
+            omega = omega * domain.near(self.config).scale.unsqueeze(-1)
         kernel = self.kernel(domain.frequencies)
-        return sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
+        near = sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
+        return near if far is None else near + far
+
+    def _near_integral(self, heads: Tensor, domain: Domain) -> Tensor:
+        """The integral over the neighbourhood of every position, with the full kernel."""
+        return near_integral(heads, domain, self.kernel(domain.frequencies), domain.near(self.config), self.config)
 
     def _sampled_integral(self, heads: Tensor, domain: Domain, losses: list[Tensor] | None) -> Tensor:
         """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
@@ -232,7 +249,7 @@ class ITNetOperator(nn.Module):
             return out
         modes = {part.mode for part in parts}
         unused = [self.kernel] if modes == {"low_rank"} else []
-        unused += [self.factors] if "low_rank" not in modes else []
+        unused += [self.factors] if modes.isdisjoint({"low_rank", "near_far"}) else []
         unused += [self.proposal] if "monte_carlo" not in modes else []
         for part in unused:
             for parameter in part.parameters() if part is not None else ():
@@ -249,11 +266,38 @@ class ITNetOperator(nn.Module):
 
     def _check_parts(self, mode: str) -> None:
         """The mode may have been changed after the parameters were made."""
-        name = "factors" if mode == "low_rank" else "kernel"
-        if getattr(self, name) is None:
-            raise ValueError(
-                f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
-            )
+        for name in {"low_rank": ("factors",), "near_far": ("kernel", "factors")}.get(mode, ("kernel",)):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
+                )
+
+
+def near_integral(
+    heads: Tensor,
+    domain: Domain,
+    kernel: KernelWeights,
+    near: Near,
+    config: ITNetConfig,
+    queries: Tensor | None = None,
+    places: Coordinates | None = None,
+) -> Tensor:
+    """scale_i sum_{j in N(i)} omega_j K_ij u_j for heads [B, n, H, d_h] on a domain: [B, n_q, H, d_h].
+
+    The queries are the keys, unless ``queries`` [B, n_q, H, d_h] at other ``places`` are given.
+    """
+    settings = {"measure": domain.measure, "backend": "reference" if config.backend == "reference" else "auto"}
+    given = settings | {"queries": queries, "query_positions": places}
+    out = torch.zeros_like(heads if queries is None else queries)
+    for blocks in near.blocks:
+        out = out + integral_transform(heads, domain.coordinates, kernel, blocks=blocks, **given)
+    if near.everywhere is not None and len(near.everywhere):
+        some = near.everywhere
+        where = Coordinates(domain.positions.index_select(-2, some), domain.frequencies)
+        given = settings | {"queries": heads.index_select(1, some), "query_positions": where}
+        whole = integral_transform(heads, domain.coordinates, kernel, **given)
+        out = out.index_add(1, some, whole)
+    return out * near.scale[..., None, None].to(out.dtype)
 
 
 def find_operators(model: nn.Module) -> list[ITNetOperator]:
@@ -275,7 +319,7 @@ def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:
 
 # What to do about missing parameters.
 _REMEDIES = {
-    "factors": "; `model.to_low_rank` fits them to an exact model",
+    "factors": "; `model.to_near_far` and `model.to_low_rank` fit them to an exact model",
     "kernel": "",
     "proposal": "; `model.to_monte_carlo` adds it to an exact model, `proposal_epsilon=1` does without",
 }

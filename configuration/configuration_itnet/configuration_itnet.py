@@ -88,19 +88,29 @@ class ITNetConfig(PreTrainedConfig):
             `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`, `"u_x*u_y"`, where `x` is the query end and `y` the key end.
             Defaults to all. They are stored in the order above. Without any, the kernel is constant.
         kernel_output_sharing (`str`, *optional*, defaults to `"per_head"`): `"per_head"`: `W2 [H, d_h², w_κ]`,
-            `b2 [H, d_h²]`. `"shared"`: all heads of a layer share one `W2` and `b2`. They always share `W1`.
+            `b2 [H, d_h²]`. `"shared"`: all heads of a layer share one `W2` and `b2`.
+        kernel_input_sharing (`str`, *optional*, defaults to `"shared"`): `"shared"`: all heads of a layer share `W1`
+            and `b1`. `"per_head"`: each has its own, so that a narrow kernel still has `H w_κ` hidden functions; the
+            heads then share no work on positions.
 
         > Integration
 
         integration_mode (`str`, *optional*, defaults to `"auto"`): How the sum over `j` is taken. `"exact"`: over all
-            `n` keys, `O(n²)`. `"monte_carlo"`: over `num_samples` keys per query, `O(n)`, which a learned proposal
-            draws from `n²` small scores. `"low_rank"`: `κ ≈ ΦᵀΨ`, `O(n)`. `"auto"`: exactly up to
+            `n` keys, `O(n²)`. `"near_far"`: over a neighbourhood with the full kernel and over all keys with a
+            low-rank one, `O(n)`. `"low_rank"`: over all keys with a low-rank kernel alone, `O(n)`. `"monte_carlo"`:
+            over `num_samples` keys per query, `O(n)`, which a learned proposal draws from `n²` small scores. `"auto"`:
+            exactly up to
             `exact_max_positions`, by `approximate_mode` above, for every sample by its own number of real positions,
             and for a causal model by `max_position_embeddings`. A model owns the parameters of its modes only.
-        approximate_mode (`str`, *optional*): What `"auto"` uses above `exact_max_positions`: `"low_rank"` or
-            `"monte_carlo"`. `None` is Monte Carlo integration without parameters of its own: samples follow the
-            measure in training, and anchors are used at evaluation.
+        approximate_mode (`str`, *optional*): What `"auto"` uses above `exact_max_positions`: `"near_far"`,
+            `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo integration without parameters of its own: samples
+            follow the measure in training, and anchors are used at evaluation.
         exact_max_positions (`int`, *optional*, defaults to 512): Most real positions that `"auto"` integrates exactly.
+        near_size (`int`, *optional*, defaults to 49): Positions in the window of `"near_far"`, in text and on grids:
+            an odd number in text, in the past alone for a causal model; the square of an odd number on images.
+        near_radius (`float`, *optional*): Radius of the neighbourhood of `"near_far"` where positions lie anywhere, in
+            units of the positions. `None` is 0.25 for point clouds; signals have no default. The nodes of a graph are
+            near to those that an edge joins them to.
         num_samples (`int`, *optional*, defaults to 128): Keys sampled per query, `M`, in training with Monte Carlo
             integration; number of anchors at evaluation. The variance falls as `1/M`. Samples are drawn with
             replacement, so that `M` may exceed `n`; at evaluation, `M ≥ n` is exact.
@@ -238,10 +248,13 @@ class ITNetConfig(PreTrainedConfig):
     kernel_init_scale: float | int = 1e-3
     kernel_inputs: list[str] | tuple[str, ...] = KERNEL_INPUTS
     kernel_output_sharing: Literal["per_head", "shared"] = "per_head"
+    kernel_input_sharing: Literal["shared", "per_head"] = "shared"
 
-    integration_mode: Literal["exact", "monte_carlo", "low_rank", "auto"] = "auto"
-    approximate_mode: Literal["low_rank", "monte_carlo"] | None = None
+    integration_mode: Literal["exact", "near_far", "low_rank", "monte_carlo", "auto"] = "auto"
+    approximate_mode: Literal["near_far", "low_rank", "monte_carlo"] | None = None
     exact_max_positions: int = 512
+    near_size: int = 49
+    near_radius: float | int | None = None
     num_samples: int = 128
     rank: int = 8
     factor_form: Literal["vector", "matrix"] = "vector"
@@ -294,6 +307,8 @@ class ITNetConfig(PreTrainedConfig):
         row = find_modality(self.modality)
         if self.position_dim is None:
             self.position_dim = row.position_dim
+        if self.near_radius is None:
+            self.near_radius = row.near_radius
         if self.pooling is None:
             self.pooling = "cls" if row.has_cls and not self.is_causal else "mean"
         check_kernel_inputs(self.kernel_inputs)  # before sorting, which would hide unknown and repeated names

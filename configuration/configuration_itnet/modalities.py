@@ -36,6 +36,8 @@ class Modality:
     has_free_position_dim: bool = False  # a configuration may say another number
     has_cls: bool = False  # there is a [CLS] position that can be pooled
     is_ordered: bool = False  # positions have an order, so that a model can be causal
+    grid_dim: int = 0  # axes of the grid that the positions form, whose windows are near fields; 0: they form none
+    near_radius: float | None = None  # of the balls that are near fields elsewhere; None: every configuration says it
     has_tokens: bool = False  # there is a vocabulary, and a tokenizer
     parts: tuple[str, ...] = ()  # the modalities that lie on its joint domain, in the order of weights in `measure`
 
@@ -67,6 +69,7 @@ _ROWS = (
     Modality(
         "image",
         position_dim=2,
+        grid_dim=2,
         has_cls=True,
         encoder=".encoders.image:ITNetImageEncoder",
         heads=(
@@ -84,6 +87,7 @@ _ROWS = (
     Modality(
         "text",
         position_dim=1,
+        grid_dim=1,
         has_cls=True,
         is_ordered=True,
         has_tokens=True,
@@ -106,6 +110,7 @@ _ROWS = (
     Modality(
         "multimodal",
         position_dim=2,
+        grid_dim=2,
         has_cls=True,
         has_tokens=True,
         parts=("image", "text"),
@@ -126,6 +131,7 @@ _ROWS = (
     Modality(
         "point_cloud",
         position_dim=3,
+        near_radius=0.25,
         encoder=".encoders.point_cloud:ITNetPointCloudEncoder",
         heads=(Head(".heads.point_cloud:ITNetForPointCloudClassification", "AutoModelForSequenceClassification"),),
         processor=".processing.point_cloud:ITNetPointCloudProcessor",

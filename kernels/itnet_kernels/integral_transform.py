@@ -22,12 +22,14 @@ from .exact.reference import reference_transform
 from .first_layer import position_row
 from .measure import over_mass, visible_sum
 from .near.blocks import Blocks, check_blocks
+from .per_head import per_head
 from .positions import Coordinates
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
 
 
+@per_head
 def integral_transform(
     u: Tensor,
     positions: Tensor | Coordinates,

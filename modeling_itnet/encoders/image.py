@@ -61,10 +61,12 @@ class ITNetImageEncoder(nn.Module):
         maps = [embed(pixel_values) for embed in self.patch_embeddings]  # [B, d, rows, columns] each
         features = torch.cat([m.flatten(2).transpose(1, 2) for m in maps], dim=1)  # [B, n, d]
         positions = torch.cat([patch_centres(*m.shape[2:], device=m.device) for m in maps])  # [n, 2]
+        layout = tuple(tuple(m.shape[2:]) for m in maps)
         if self.cls_token is not None:
+            layout = ((), *layout)
             features = torch.cat([self.cls_token.expand(features.shape[0], -1, -1), features], dim=1)
             positions = torch.cat([positions.new_tensor([CLS_POSITION]), positions])
-        domain = Domain(positions, uniform_measure(features), fourier.frequencies, is_padded=False)
+        domain = Domain(positions, uniform_measure(features), fourier.frequencies, is_padded=False, layout=layout)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
 

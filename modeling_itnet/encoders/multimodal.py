@@ -58,7 +58,8 @@ class ITNetMultimodalEncoder(nn.Module):
         features = [part.features + e for part, e in zip((image, text), self.modality_embeddings.weight, strict=True)]
         plane = image.positions.expand(*text.positions.shape[:-2], -1, -1)  # [n_img, 2] or [B, n_img, 2], as the text
         positions = torch.cat([plane, text.positions], dim=-2)
-        domain = Domain(positions, self._measure(image, text), fourier.frequencies, is_padded=text.domain.is_padded)
+        given = {"is_padded": text.domain.is_padded, "layout": image.domain.layout + text.domain.layout}
+        domain = Domain(positions, self._measure(image, text), fourier.frequencies, **given)
         return Signal(torch.cat(features, dim=1), domain)
 
     def _measure(self, image: Signal, text: Signal) -> Tensor:

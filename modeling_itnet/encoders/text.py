@@ -75,7 +75,8 @@ class ITNetTextEncoder(nn.Module):
                 f"a text is longer than `max_position_embeddings` ({self.unit}): its positions exceed 1, where a "
                 "causal model has learned nothing"
             )
-        domain = Domain(positions, uniform_measure(features, mask), fourier.frequencies, is_padded=mask is not None)
+        given = {"is_padded": mask is not None, "layout": ((count,),)}
+        domain = Domain(positions, uniform_measure(features, mask), fourier.frequencies, **given)
         return Signal(self.dropout(features + self.position_projection(domain.gamma(features.dtype))), domain)
 
     def positions(self, count: int, mask: Tensor | None, position_ids: Tensor | None, device) -> Tensor:

@@ -4,8 +4,12 @@
 import torch
 from torch import Tensor
 
+from itnet_kernels.first_layer import length
+from itnet_kernels.near.balls import nearest_keys
 from itnet_kernels.transforms import recomputed
 
+# Positions that a local interpolant looks at.
+_NEAREST = 16
 # Pairs of a query and a position whose weights are in memory at a time: 16 MB in float32.
 _CHUNK_PAIRS = 2**22
 
@@ -58,3 +62,31 @@ def _interpolate(features: Tensor, positions: Tensor, measure: Tensor, queries: 
     scores = omega.clamp_min(torch.finfo(omega.dtype).tiny).log() - (positions.shape[-1] / 2 + 1) * log_square
     weights = scores.masked_fill(~counts, torch.finfo(scores.dtype).min).softmax(-1) * counts
     return weights.to(features.dtype) @ features
+
+
+def local_interpolation(features: Tensor, positions: Tensor, measure: Tensor, query_positions: Tensor) -> Tensor:
+    r"""Shepard's interpolant of the 16 nearest positions, with weights that reach 0 at the farthest of them.
+
+        w_j(q) = omega_j (1 / |q - y_j| - 1 / R(q))^(s+2),   R(q) the distance of the farthest   (Renka, 1988)
+
+    Continuous in q, and u_j at q = y_j, like :func:`shepard_interpolation`, whose arguments it takes and which it is
+    for 16 positions or fewer. Linear in the number of queries.
+    """
+    if positions.shape[-2] <= _NEAREST:
+        return shepard_interpolation(features, positions, measure, query_positions)
+    batch, power = len(features), positions.shape[-1] + 2
+    places, queries = (t.expand(batch, *t.shape[-2:]) for t in (positions, query_positions))
+    indices = nearest_keys(queries, places, measure > 0, _NEAREST)  # [B, m, 16], the nearest first
+    samples = torch.arange(batch, device=indices.device)[:, None, None]
+    omega = measure[samples, indices]
+    distances = length(queries.unsqueeze(2) - places[samples, indices])
+    farthest = distances.masked_fill(omega == 0, 0).amax(-1, keepdim=True)
+    meets = (distances == 0) & (omega > 0)
+    nearness = 1 / distances.where(distances > 0, 1) - 1 / farthest.where(farthest > 0, 1)
+    largest = nearness.masked_fill(omega == 0, 0).amax(-1, keepdim=True)  # powers of large numbers overflow
+    nearness = (nearness / largest.where(largest > 0, 1)).clamp(0, 1)
+    weights = omega * torch.where(meets.any(-1, keepdim=True), meets.to(omega.dtype), nearness**power)
+    total = weights.sum(-1, keepdim=True)  # 0 where all of them are equally far: their mean
+    weights = torch.where(total > 0, weights, omega)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("bmk,bmkd->bmd", weights.to(features.dtype), features[samples, indices])

@@ -12,11 +12,13 @@ from itnet_kernels import Coordinates, integral_transform
 from ..checks import check_mask, check_shape
 from ..domain import Domain
 from ..encoders.signal import signal_measure
+from ..integration.factors import ITNetFactors
+from ..integration.near import find_near_keys
 from ..layers import ITNetFeedForward
 from ..modeling_itnet import INPUTS, ITNetHead, main_input_first
-from ..operator import ITNetKernel
+from ..operator import ITNetKernel, near_integral
 from ..outputs import SignalRegressionOutput
-from .interpolation import shepard_interpolation
+from .interpolation import local_interpolation, shepard_interpolation
 
 
 class ITNetQueryLayer(nn.Module):
@@ -26,8 +28,9 @@ class ITNetQueryLayer(nn.Module):
         z(q) = v(q) + W^O [ sum_j omega_j kappa^(h)(q, y_j, LN(v)(q), u_j) u_j^(h) ]_h + W_theta LN(v)(q)
         w(q) = LN(z(q) + F(LN(z)(q)))
 
-    The integral is exact whatever the integration mode of the layers: its cost is m n. In a causal model the queries
-    are the positions, and query i sees y_1..y_i alone.
+    With ``integration_mode="near_far"`` the integral is taken like that of the layers, and S[u] over the nearest
+    positions, so that the cost is linear in m and n. In all other modes both go over all positions: m n. In a causal
+    model the queries are the positions, and query i sees y_1..y_i alone.
     """
 
     def __init__(self, config: ITNetConfig, position_size: int):
@@ -37,6 +40,7 @@ class ITNetQueryLayer(nn.Module):
         self.position_projection = nn.Linear(position_size, size, bias=False)
         self.query_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.kernel = ITNetKernel(config)
+        self.factors = ITNetFactors(config) if config.integration_mode == "near_far" else None
         self.output = nn.Linear(size, size, bias=False)  # W^O
         self.residual = nn.Linear(size, size, bias=False)  # W_theta
         self.output.initialization, self.residual.initialization = "xavier_output", "identity"
@@ -52,14 +56,24 @@ class ITNetQueryLayer(nn.Module):
     ) -> Tensor:
         """w [B, m, d]."""
         num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
-        hidden_states = shepard_interpolation(features, domain.positions, domain.measure, query_positions, is_causal)
+        where = domain.positions, domain.measure, query_positions
+        if self.factors is None or is_causal:
+            hidden_states = shepard_interpolation(features, *where, is_causal)
+        else:
+            hidden_states = local_interpolation(features, *where)
         places = Coordinates(query_positions, domain.frequencies, name="query_positions")
         hidden_states = hidden_states + self.position_projection(places.features_in(features.dtype))  # v
         queries = self.query_norm(hidden_states)
         u, kernel = features.unflatten(-1, (num_heads, -1)), self.kernel(domain.frequencies)
-        given = {"queries": queries.unflatten(-1, (num_heads, -1)), "query_positions": places}
-        settings = {"measure": domain.measure, "is_causal": is_causal, "backend": self.config.backend}
-        integral = integral_transform(u, domain.coordinates, kernel, **given, **settings)
+        queries_by_head = queries.unflatten(-1, (num_heads, -1))
+        if self.factors is None:
+            given = {"queries": queries_by_head, "query_positions": places, "is_causal": is_causal}
+            settings = {"measure": domain.measure, "backend": self.config.backend}
+            integral = integral_transform(u, domain.coordinates, kernel, **given, **settings)
+        else:
+            near = domain.near(self.config) if is_causal else find_near_keys(self.config, places, domain)
+            integral = near_integral(u, domain, kernel, near, self.config, queries_by_head, places)
+            integral = integral + self.factors(u, domain, queries=queries_by_head, query_domain=places)[0]
         hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
         hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
         return self.layernorm(hidden_states)
@@ -105,7 +119,8 @@ class ITNetForSignalRegression(ITNetHead):
         features = outputs.last_hidden_state
         query_positions = self._queries(query_positions, positions, features.shape[0])
         measure = signal_measure(features, measure, attention_mask)
-        domain = Domain(positions.float(), measure, self.itnet.fourier.frequencies)
+        layout = ((features.shape[1],),) if self.config.is_causal else None
+        domain = Domain(positions.float(), measure, self.itnet.fourier.frequencies, layout=layout)
         hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)

@@ -2,7 +2,7 @@
 """Near fields: the neighbourhood of every position as a region, and the measure on it."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from configuration_itnet import ITNetConfig
 from itnet_kernels import Blocks, Coordinates, ball_blocks, listed_blocks, window_blocks
 from itnet_kernels.measure import over_mass
 from itnet_kernels.transforms import may_look_at
+
+if TYPE_CHECKING:
+    from ..domain import Domain
 
 
 class Near(NamedTuple):
@@ -21,35 +24,32 @@ class Near(NamedTuple):
     everywhere: Tensor | None = None  # indices [k] of the positions whose neighbourhood is the whole domain
 
 
-def find_near(
-    config: ITNetConfig,
-    coordinates: Coordinates,
-    measure: Tensor,
-    layout: tuple[tuple[int, ...], ...] | None,
-    neighbors: Tensor | None,
-) -> Near:
-    """The neighbourhoods of a domain with the given measure [B, n].
+def find_near(config: ITNetConfig, domain: "Domain") -> Near:
+    """The neighbourhoods of the positions of a domain.
 
-    On a ``layout`` of grids they are windows, with a measure that is normalised to 1. Where ``neighbors`` [B, n, m]
-    are given, they are the ends of the edges of a node and the node itself, and everywhere else balls; both times with
-    the measure restricted to them, times what makes it 1 on average, :func:`region_scale`.
+    On grids they are windows, with a measure that is normalised to 1. On a graph they are the ends of the edges of a
+    node and the node itself, and everywhere else balls; both times with the measure restricted to them, times what
+    makes it 1 on average, :func:`region_scale`.
     """
-    if layout is not None:
-        return _windows(config, measure, layout)
+    measure, neighbors = domain.measure, domain.neighbors
+    if domain.layout is not None:
+        return _windows(config, measure, domain.layout, domain.is_padded)
     if neighbors is None:
-        x, real = coordinates.exact, measure > 0
+        if config.near_radius is None:
+            raise ValueError("`near_radius` (None) must be given: these positions form no grid, and have no windows")
+        x, real = domain.coordinates.exact, measure > 0 if domain.is_padded else None
         blocks = ball_blocks(x, x, config.near_radius, real, real)
     else:
         own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(len(neighbors), -1, 1)
-        is_other = neighbors != own  # a loop must not count twice
-        blocks = [listed_blocks(torch.cat([own, neighbors.where(is_other, -1)], dim=2))]
+        blocks = [listed_blocks(torch.cat([own, neighbors.where(neighbors != own, -1)], dim=2))]  # no node twice
     return Near(blocks, region_scale(blocks, measure).expand_as(measure))
 
 
-def find_near_keys(config: ITNetConfig, queries: Coordinates, keys: Coordinates, measure: Tensor, scale: Tensor):
-    """The balls of queries that are no keys; ``scale`` [B, 1] is that of the keys' domain, whatever the queries."""
-    blocks = ball_blocks(queries.exact, keys.exact, config.near_radius, None, measure > 0)
-    return Near(blocks, scale.expand(-1, queries.positions.shape[-2]))
+def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
+    """The balls of queries that are no keys, with the scale of the keys' domain, whatever the queries."""
+    real = domain.measure > 0 if domain.is_padded else None
+    blocks = ball_blocks(queries.exact, domain.coordinates.exact, config.near_radius, None, real)
+    return Near(blocks, domain.near(config).scale[:, :1].expand(-1, queries.positions.shape[-2]))
 
 
 def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
@@ -63,18 +63,19 @@ def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
     return over_mass(total, mean)
 
 
-def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...], ...]) -> Near:
+def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...], ...], is_padded: bool) -> Near:
     """Windows of the grids, which lie one after the other. A position without a grid, (), is near to all others."""
     sizes = [math.prod(shape) for shape in layout]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    device = measure.device
-    everywhere = torch.tensor([s for s, shape in zip(starts, layout, strict=True) if not shape], device=device)
+    loose = [start for start, shape in zip(starts, layout, strict=True) if not shape]
+    everywhere = torch.tensor(loose, dtype=torch.long, device=measure.device)
     blocks = []
     for start, shape in zip(starts, layout, strict=True):
         if shape:
             reach = window_reach(config.near_size, len(shape), config.is_causal)
             windows = window_blocks(shape, reach, first=start, is_causal=config.is_causal, beside=everywhere)
-            blocks.append(_by_rank(windows, measure, start, math.prod(shape)) if len(shape) == 1 else windows)
+            has_rank = is_padded and len(shape) == 1
+            blocks.append(_by_rank(windows, measure, start, shape[0]) if has_rank else windows)
     mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
     mass = mass.index_add(1, everywhere, measure.sum(1, keepdim=True).expand(-1, len(everywhere)))
     return Near(blocks, over_mass(torch.ones_like(mass), mass), everywhere)
@@ -93,8 +94,6 @@ def _by_rank(blocks: Blocks, measure: Tensor, start: int, count: int) -> Blocks:
         has_holes = (gaps.sum(1) + real[:, 0] + real[:, -1]) > 2
         if not bool(has_holes.any()):
             return blocks
-    elif real.shape[1] == 1:
-        return blocks
     order = real.int().argsort(dim=1, descending=True, stable=True) + start  # the real ones first, in their order
     inside = [(part >= start) & (part < start + count) for part in (blocks.queries, blocks.keys)]
     named = [

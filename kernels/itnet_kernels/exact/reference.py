@@ -46,6 +46,12 @@ def kernel_matrices(
 
     Shapes as in :func:`reference_transform`, or :class:`Coordinates` for positions; float32 at least.
     """
+    if weights.has_own_hidden:
+        heads = [
+            (queries[:, :, h : h + 1], keys[:, :, h : h + 1], weights.of_head(h)) for h in range(queries.shape[2])
+        ]
+        parts = [kernel_matrices(x, y, query_positions, key_positions, own) for x, y, own in heads]
+        return torch.cat(parts, dim=3)
     with torch.autocast(queries.device.type, enabled=False):
         dtype = torch.promote_types(queries.dtype, torch.float32)
         weights = weights.to(dtype)

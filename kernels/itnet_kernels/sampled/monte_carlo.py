@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 
 from ..measure import over_mass, uniform_measure, visible_sum
+from ..per_head import per_head
 from ..positions import Coordinates
 from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
 from ..weights import KernelWeights
 from .sampled import SampledPairs
 
 
+@per_head
 def monte_carlo_transform(
     u: Tensor,
     positions: Tensor | Coordinates,

@@ -12,11 +12,14 @@ which costs n M w d_h multiply-adds per head and product. Queries are processed 
 again, so that memory beyond inputs and output does not grow with n.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
 from ..first_layer import PositionWeights, position_row, position_term
+from ..per_head import join_norms, per_head
 from ..positions import Coordinates
 from ..transforms import recomputed
 from ..validation import check_indices, check_operands, check_per_pair
@@ -26,6 +29,7 @@ from ..weights import KernelWeights, split_input_weights
 _TILE_ELEMENTS = 2**22
 
 
+@per_head
 def sampled_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -56,6 +60,7 @@ def sampled_transform(
     return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
 
 
+@partial(per_head, join=join_norms)
 @torch.no_grad()
 def integrand_norms(
     u: Tensor,
