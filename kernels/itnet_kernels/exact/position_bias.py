@@ -43,9 +43,7 @@ class PositionBias:
     @property
     def is_shared(self) -> bool:
         """Whether all samples have the same bias."""
-        inputs = self.inputs
-        parts = [*(getattr(inputs, name) for name in POSITIONS), inputs.block_queries, inputs.block_pairs]
-        return all(part is None or len(part) == 1 for part in parts)
+        return self.cells.is_shared
 
     def tile(self, place: Place) -> Tensor:
         """[cells, t * w, m], with the cells of one sample if all samples have the same bias."""
@@ -69,7 +67,7 @@ class PositionBias:
                 torch.add(terms, cells.take_positions(self.key_term, "keys", place).mT.unsqueeze(1), out=bias)
         bias = bias.flatten(1, 2)
         count = (place.blocks.stop - place.blocks.start) * self._num_samples(place)
-        if len(bias) < count:  # samples that share positions, but not which pairs count
+        if len(bias) < count:  # there are no position terms, but pairs that do not count
             bias = bias.repeat(count // len(bias), 1, 1)
         if inputs.block_pairs is not None and inputs.w_mid is None:
             bias.unflatten(1, (rows, width)).masked_fill_(~self.pairs(place).unsqueeze(2), HIDDEN)
