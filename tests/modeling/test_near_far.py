@@ -449,9 +449,8 @@ class TestIndependence:
             scales.append(float(near.scale[0, 0]))
         errors = [float((value - values[-1]).norm() / values[-1].norm()) for value in values[:-1]]
         assert errors[2] < errors[0] / 2 and errors[2] < 0.03, errors
-        mean = (
-            torch.pi * 0.2**2 - 8 / 3 * 0.2**3 + 0.2**4 / 2
-        )  # the area of a disk around a random point, in the square
+        # The mean area of a disk around a point of the square, as far as it is inside.
+        mean = torch.pi * 0.2**2 - 8 / 3 * 0.2**3 + 0.2**4 / 2
         assert all(
             abs(scale * mean - 1) < limit for scale, limit in zip(scales, (0.15, 0.15, 0.02, 0.02), strict=True)
         )
