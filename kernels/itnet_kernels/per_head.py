@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .positions import Coordinates
+from .validation import check_features, check_weights
 from .weights import KernelWeights
 
 
@@ -30,11 +31,8 @@ def per_head(transform: Callable[..., Tensor], join: Callable[[list[Tensor]], Te
     def wrapper(u: Tensor, positions: Tensor | Coordinates, weights: KernelWeights, **settings) -> Tensor:
         if not weights.has_own_hidden:
             return transform(u, positions, weights, **settings)
-        if u.dim() == 4 and len(weights.w1) != u.shape[2]:
-            raise ValueError(
-                f"`weights.w1` {list(weights.w1.shape)} has hidden layers for {len(weights.w1)} heads, "
-                f"but `u` {list(u.shape)} has {u.shape[2]}"
-            )
+        check_features("u", u)
+        check_weights(weights, num_heads=u.shape[2], head_dim=u.shape[3])
         domains = {"positions": positions, "query_positions": settings.pop("query_positions", None)}
         for name, given in domains.items():
             if isinstance(given, Tensor):

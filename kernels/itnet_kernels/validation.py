@@ -99,14 +99,15 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
     unknown = [name for name in weights.inputs if name not in KERNEL_INPUTS]
     if unknown:
         raise ValueError(f"`weights.inputs` has unknown groups {unknown}; known are {list(KERNEL_INPUTS)}")
-    width = weights.w1.shape[0]
+    width, own = weights.w1.shape[-2], [num_heads] if weights.has_own_hidden else []
     columns = kernel_input_size(weights.inputs, *weights.fourier.shape, head_dim)
     heads = 1 if weights.w2.shape[0] == 1 else num_heads
-    expected = {"w1": [width, columns], "b1": [width], "w2": [heads, head_dim**2, width], "b2": [heads, head_dim**2]}
+    expected = {"w1": [*own, width, columns], "b1": [*own, width]}
+    expected |= {"w2": [heads, head_dim**2, width], "b2": [heads, head_dim**2]}
     if (weights.w_mid is None) != (weights.b_mid is None):
         raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
     if weights.w_mid is not None:
-        expected |= {"w_mid": [width, width], "b_mid": [width]}
+        expected |= {"w_mid": [*own, width, width], "b_mid": [*own, width]}
     for name, shape in expected.items():
         actual = list(getattr(weights, name).shape)
         if actual != shape:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from itnet_kernels.first_layer import length
+from itnet_kernels.measure import over_mass
 from itnet_kernels.near.balls import nearest_keys
 from itnet_kernels.transforms import recomputed
 
@@ -70,11 +71,12 @@ def local_interpolation(features: Tensor, positions: Tensor, measure: Tensor, qu
         w_j(q) = omega_j (1 / |q - y_j| - 1 / R(q))^(s+2),   R(q) the distance of the farthest   (Renka, 1988)
 
     Continuous in q, and u_j at q = y_j, like :func:`shepard_interpolation`, whose arguments it takes and which it is
-    for 16 positions or fewer. Linear in the number of queries.
+    for samples of 16 real positions or fewer, where R is infinite. 0 where there is nothing but padding. Linear in the
+    number of queries.
     """
     if positions.shape[-2] <= _NEAREST:
         return shepard_interpolation(features, positions, measure, query_positions)
-    batch, power = len(features), positions.shape[-1] + 2
+    batch, power = features.shape[0], positions.shape[-1] + 2
     places, queries = (t.expand(batch, *t.shape[-2:]) for t in (positions, query_positions))
     indices = nearest_keys(queries, places, measure > 0, _NEAREST)  # [B, m, 16], the nearest first
     samples = torch.arange(batch, device=indices.device)[:, None, None]
@@ -82,11 +84,13 @@ def local_interpolation(features: Tensor, positions: Tensor, measure: Tensor, qu
     distances = length(queries.unsqueeze(2) - places[samples, indices])
     farthest = distances.masked_fill(omega == 0, 0).amax(-1, keepdim=True)
     meets = (distances == 0) & (omega > 0)
-    nearness = 1 / distances.where(distances > 0, 1) - 1 / farthest.where(farthest > 0, 1)
+    has_others = (measure > 0).sum(1)[:, None, None] > _NEAREST  # however many are padding
+    edge = torch.where(has_others, 1 / farthest.where(farthest > 0, 1), 0)
+    nearness = 1 / distances.where(distances > 0, 1) - edge
     largest = nearness.masked_fill(omega == 0, 0).amax(-1, keepdim=True)  # powers of large numbers overflow
     nearness = (nearness / largest.where(largest > 0, 1)).clamp(0, 1)
     weights = omega * torch.where(meets.any(-1, keepdim=True), meets.to(omega.dtype), nearness**power)
     total = weights.sum(-1, keepdim=True)  # 0 where all of them are equally far: their mean
     weights = torch.where(total > 0, weights, omega)
-    weights = weights / weights.sum(-1, keepdim=True)
+    weights = over_mass(weights, weights.sum(-1, keepdim=True))
     return torch.einsum("bmk,bmkd->bmd", weights.to(features.dtype), features[samples, indices])

@@ -27,12 +27,14 @@ from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
-#: Mode of integration -> what it alone needs. Any model can be switched to the other modes, without further weights.
+_FACTORS = (
+    "modeling_itnet.integration.factors",
+    *(f"itnet_kernels.low_rank.{name}" for name in ("matrix", "state", "vector")),
+)
+#: Mode of integration -> what only some modes need. Any model can be switched to the others, without further weights.
 MODE_MODULES = {
-    "low_rank": (
-        "modeling_itnet.integration.factors",
-        *(f"itnet_kernels.low_rank.{name}" for name in ("matrix", "state", "vector")),
-    )
+    "low_rank": _FACTORS,
+    "near_far": (*_FACTORS, "modeling_itnet.integration.near", "itnet_kernels.near.balls"),
 }
 _ABSENT = """class {name}:
     def __init__(self, *args, **kwargs):
@@ -60,7 +62,8 @@ def flat_reference(cls: type) -> str:
 
 def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
     """File name -> source of all modules that ``classes`` need, for models of one configuration."""
-    absent = {name for mode, names in MODE_MODULES.items() if mode not in config.integration_modes for name in names}
+    needed = {name for mode in config.integration_modes for name in MODE_MODULES.get(mode, ())}
+    absent = {name for names in MODE_MODULES.values() for name in names} - needed
     modality = find_modality(config.modality)
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:

@@ -39,7 +39,7 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
         x, real = domain.coordinates.exact, measure > 0 if domain.is_padded else None
         blocks = ball_blocks(x, x, config.near_radius, real, real)
     else:
-        own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(len(neighbors), -1, 1)
+        own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(neighbors.shape[0], -1, 1)
         blocks = [listed_blocks(torch.cat([own, neighbors.where(neighbors != own, -1)], dim=2))]  # no node twice
     return Near(blocks, region_scale(blocks, measure).expand_as(measure))
 

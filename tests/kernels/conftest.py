@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from itnet_kernels import KERNEL_INPUTS, KernelWeights, integral_transform, kernel_input_size
+from itnet_kernels import KERNEL_INPUTS, Blocks, KernelWeights, integral_transform, kernel_input_size
 from itnet_kernels.exact.pair_inputs import DIFFERENTIABLE, PairInputs
 
 TRAINED = ("w1", "b1", "w_mid", "b_mid", "w2", "b2")
@@ -25,6 +26,7 @@ class Problem:
     queries: Tensor | None = None
     query_positions: Tensor | None = None
     is_causal: bool = False
+    blocks: Blocks | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a gradient is taken of, by name."""
@@ -51,16 +53,21 @@ class Problem:
             queries=self.queries,
             query_positions=self.query_positions,
             is_causal=self.is_causal,
+            blocks=self.blocks,
             backend=backend,
         )
 
     def run_backward(self, backend: str, position_gradients: bool = True) -> dict[str, Tensor]:
         """Output and the gradient of a fixed random functional of it, by name."""
+        return self.gradients(lambda problem: problem.run(backend), position_gradients)
+
+    def gradients(self, function: Callable[["Problem"], Tensor], position_gradients: bool = True) -> dict[str, Tensor]:
+        """The same for any function of a problem."""
         leaves = {}
         for name, tensor in self.tensors().items():
             wanted = position_gradients or "positions" not in name
             leaves[name] = tensor.detach().clone().requires_grad_(wanted)
-        out = self.with_tensors(leaves).run(backend)
+        out = function(self.with_tensors(leaves))
         generator = torch.Generator().manual_seed(1)
         out.backward(torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype))
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}

@@ -287,6 +287,15 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     assert error <= torch.finfo(torch.float16).eps * expected.abs().max()
 
 
+def test_heads_with_hidden_layers_of_their_own(problem, same):
+    problem_ = problem(n=15, batch=1, heads=2, head_dim=16, width=32)
+    layers = {name: getattr(problem_.weights, name) for name in ("w1", "b1")}
+    own = {name: torch.stack([layer, layer.flip(0) / 2]) for name, layer in layers.items()}
+    problem_ = replace(problem_, weights=problem_.weights._replace(**own))
+    actual = problem_.to(torch.float32).run_backward("triton")
+    same(actual, problem_.run_backward("reference"), 1e-5)
+
+
 def test_large_row_terms_stay_causal(problem, same):
     """What hides the future outweighs any row term."""
     problem_ = make(problem, "n15-causal")

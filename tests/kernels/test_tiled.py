@@ -1,5 +1,6 @@
 """``tiled`` equals ``reference`` in the output and in every gradient."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -52,6 +53,15 @@ def test_frozen_positions(problem, same, regular):
         problem_.run_backward("reference", position_gradients=False),
         1e-10,
     )
+
+
+@pytest.mark.usefixtures("tiling")
+@pytest.mark.parametrize("regular", [False, True], ids=["irregular", "lattice"])
+@pytest.mark.parametrize("shared", ["query_positions", "positions"])
+def test_one_domain_is_shared_and_the_other_is_not(problem, same, shared, regular):
+    problem_ = problem(n=12, batch=3, dim=1, num_queries=7, per_sample=True, regular=regular)
+    problem_ = replace(problem_, **{shared: getattr(problem_, shared)[0]})
+    same(problem_.run_backward("tiled"), problem_.run_backward("reference"), 1e-10)
 
 
 @pytest.mark.parametrize("layers", [2, 3])

@@ -106,3 +106,30 @@ def tiny_labels(tiny_sizes):
         return labels.where(torch.arange(batch * length).view(batch, length) % 3 > 0, -100)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def low_rank_kernels():
+    """low_rank_kernels(factors, heads, domain, queries, query_domain): every K_ij [B, m, n, H, d_h, d_h] of an
+    ITNetFactors, from its parameters themselves."""
+
+    def kernels(factors, heads, domain, queries, query_domain):
+
+        def outputs(factor, heads, domain):
+            gamma = domain.gamma(heads.dtype).unsqueeze(2).expand(*heads.shape[:3], -1)
+            hidden = torch.nn.functional.gelu(torch.cat([gamma, heads], -1) @ factor.w1.T + factor.b1)
+            return torch.einsum("bnhk,h...k->bnh...", hidden, factor.w2) + factor.b2
+
+        phi, psi = outputs(factors.phi, queries, query_domain), outputs(factors.psi, heads, domain)
+        decay = torch.ones(())
+        if factors.log_decay is not None:
+            x, y = query_domain.positions[..., 0], domain.positions[..., 0]
+            spans = (x.unsqueeze(2) - y.unsqueeze(1)).clamp(min=0)[..., None, None]
+            decay = torch.exp(-factors.log_decay.exp() * spans)  # [B, m, n, H, r]
+        if factors.is_matrix:
+            terms = torch.einsum("bihr,bjhr,hrac->bijhrac", phi, psi, factors.matrices)
+        else:
+            terms = torch.einsum("bihra,bjhrc->bijhrac", phi, psi)
+        return (decay[..., None, None] * terms).sum(-3) + factors.bias
+
+    return kernels

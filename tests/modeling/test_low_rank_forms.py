@@ -40,34 +40,13 @@ def problem(tiny_config, shake):
     return make
 
 
-def dense(factors, heads, domain, queries, query_domain):
-    """Every K_ij [B, m, n, H, d_h, d_h] from the parameters themselves."""
-
-    def outputs(factor, heads, domain):
-        gamma = domain.gamma(heads.dtype).unsqueeze(2).expand(*heads.shape[:3], -1)
-        hidden = torch.nn.functional.gelu(torch.cat([gamma, heads], -1) @ factor.w1.T + factor.b1)
-        return torch.einsum("bnhk,h...k->bnh...", hidden, factor.w2) + factor.b2
-
-    phi, psi = outputs(factors.phi, queries, query_domain), outputs(factors.psi, heads, domain)
-    decay = torch.ones(())
-    if factors.log_decay is not None:
-        x, y = query_domain.positions[..., 0], domain.positions[..., 0]
-        spans = (x.unsqueeze(2) - y.unsqueeze(1)).clamp(min=0)[..., None, None]
-        decay = torch.exp(-factors.log_decay.exp() * spans)  # [B, m, n, H, r]
-    if factors.is_matrix:
-        terms = torch.einsum("bihr,bjhr,hrac->bijhrac", phi, psi, factors.matrices)
-    else:
-        terms = torch.einsum("bihra,bjhrc->bijhrac", phi, psi)
-    return (decay[..., None, None] * terms).sum(-3) + factors.bias
-
-
 @pytest.mark.parametrize("settings", [*FORMS.values(), *DECAYING.values()], ids=["vector", "matrix", *"vm"])
-def test_a_layer_integrates_its_own_kernel(problem, settings):
+def test_a_layer_integrates_its_own_kernel(problem, low_rank_kernels, settings):
     operator, heads, domain = problem(**settings)
     omega = domain.measure.unsqueeze(1).expand(-1, 7, -1)
     if operator.is_causal:
         omega = omega.tril() / omega.tril().sum(-1, keepdim=True)
-    kernels = dense(operator.factors, heads, domain, heads, domain)
+    kernels = low_rank_kernels(operator.factors, heads, domain, heads, domain)
     expected = torch.einsum("bij,bijhac,bjhc->biha", omega, kernels, heads)
     actual = operator.integral(heads.flatten(2), domain).unflatten(2, (2, 8))
     real = domain.measure > 0
@@ -75,11 +54,11 @@ def test_a_layer_integrates_its_own_kernel(problem, settings):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_queries_on_a_domain_of_their_own(problem, form):
+def test_queries_on_a_domain_of_their_own(problem, low_rank_kernels, form):
     operator, heads, domain = problem(**FORMS[form])
     queries, positions = torch.randn(2, 4, 2, 8, dtype=torch.float64), torch.rand(2, 4, 2, dtype=torch.float64)
     where = Domain(positions, torch.full((2, 4), 0.25), domain.frequencies)
-    kernels = dense(operator.factors, heads, domain, queries, where)
+    kernels = low_rank_kernels(operator.factors, heads, domain, queries, where)
     expected = torch.einsum("bj,bijhac,bjhc->biha", domain.measure, kernels, heads)
     for query_domain in (where, Coordinates(positions, domain.frequencies)):
         actual, state = operator.factors(heads, domain, queries=queries, query_domain=query_domain)
@@ -89,13 +68,13 @@ def test_queries_on_a_domain_of_their_own(problem, form):
         operator.factors(heads, domain, queries=queries)
 
 
-def test_edges(problem):
+def test_edges(problem, low_rank_kernels):
     """1[edge] + lambda times the kernel."""
     operator, heads, domain = problem(**MATRIX)
     edges = torch.zeros(7, 7, dtype=torch.float64)
     edges[:, [1, 3]] = 1
     gate = torch.tensor(0.4, dtype=torch.float64)
-    kernels = dense(operator.factors, heads, domain, heads, domain)
+    kernels = low_rank_kernels(operator.factors, heads, domain, heads, domain)
     expected = torch.einsum("bj,ij,bijhac,bjhc->biha", domain.measure, edges + gate, kernels, heads)
     gated = domain.replaced(neighbors=torch.tensor([1, 3, -1]).expand(2, 7, 3), edge_gate=gate)
     torch.testing.assert_close(operator.integral(heads.flatten(2), gated), expected.flatten(2), rtol=1e-9, atol=1e-9)

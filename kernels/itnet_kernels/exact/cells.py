@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .pair_inputs import PairInputs
+from .pair_inputs import POSITIONS, PairInputs
 
 
 class Place(NamedTuple):
@@ -26,15 +26,21 @@ class Cells:
 
     def __init__(self, inputs: PairInputs, number: int | None = None):
         """The cells of the blocks ``inputs.block_...[number]``, or of all pairs."""
-        self.num_queries, self.num_keys, self.num_blocks = inputs.queries.shape[1], inputs.keys.shape[1], 1
+        self.batch, self.num_queries = inputs.queries.shape[:2]
+        self.num_keys, self.num_blocks = inputs.keys.shape[1], 1
         self.lists = self.pairs = None
+        parts = [getattr(inputs, name) for name in POSITIONS]
         if number is not None:
             counts = {"queries": self.num_queries, "keys": self.num_keys}
-            self.lists = {"queries": inputs.block_queries[number], "keys": inputs.block_keys[number]}
+            lists = {"queries": inputs.block_queries[number], "keys": inputs.block_keys[number]}
             self.pairs = inputs.block_pairs[number]  # [B or 1, blocks, t, m]
-            samples = torch.arange(inputs.queries.shape[0], device=inputs.queries.device)[:, None, None]
-            self.flat = {side: self.lists[side] + samples * count for side, count in counts.items()}  # [B, ...]
+            parts += [*lists.values(), self.pairs]
+            self.lists = {side: part.expand(self.batch, -1, -1) for side, part in lists.items()}  # [B, blocks, t or m]
+            samples = torch.arange(self.batch, device=inputs.queries.device)[:, None, None]
+            self.flat = {side: self.lists[side] + samples * count for side, count in counts.items()}
             self.num_blocks, self.num_queries, self.num_keys = self.pairs.shape[1:]
+        # Whether all samples have the same positions, and the same pairs of them.
+        self.is_shared = all(len(part) == 1 for part in parts)
 
     @classmethod
     def all(cls, inputs: PairInputs) -> list["Cells"]:
@@ -60,7 +66,8 @@ class Cells:
             total[heads].flatten(1, 2).index_add_(1, indices.flatten(), values.flatten(1, 2))
 
     def take_positions(self, tensor: Tensor, side: str, place: Place) -> Tensor:
-        """The same for a tensor [B or 1, n, f] without heads: [cells, t or m, f], once for samples that share it."""
+        """The same for a tensor [B or 1, n, f] without heads: [cells, t or m, f], those of one sample if all
+        samples have the same."""
         indices = self._position_indices(tensor, side, place)
         if indices is None:
             return tensor[_of_samples(tensor, place), place.rows if side == "queries" else slice(None)]
@@ -71,6 +78,7 @@ class Cells:
         """Adds values [cells, t or m, f] to the rows of ``total`` that :meth:`take_positions` takes."""
         indices = self._position_indices(total, side, place)
         if indices is None:
+            values = values if len(total) == self.batch else values.sum(0, keepdim=True)
             total[_of_samples(total, place), place.rows if side == "queries" else slice(None)] += values
         else:
             total.flatten(0, 1).index_add_(0, indices.flatten(), values.flatten(0, 1))
@@ -79,9 +87,8 @@ class Cells:
         if self.lists is None:
             return None
         rows = place.rows if side == "queries" else slice(None)
-        if len(tensor) > 1:
-            return self.flat[side][place.samples, place.blocks, rows]
-        return self.lists[side][_of_samples(self.lists[side], place), place.blocks, rows]
+        lists = self.lists[side] if len(tensor) == 1 else self.flat[side]
+        return lists[slice(0, 1) if self.is_shared else place.samples, place.blocks, rows]
 
 
 def _of_samples(tensor: Tensor, place: Place) -> slice:

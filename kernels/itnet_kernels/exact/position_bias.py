@@ -40,13 +40,6 @@ class PositionBias:
             # W_y . gamma(y_j): [B or 1, n_k, w]
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
-    def is_shared(self, cells: Cells) -> bool:
-        """Whether all samples have the same bias."""
-        parts = [getattr(self.inputs, name) for name in POSITIONS]
-        if cells.lists is not None:
-            parts += [cells.lists["queries"], cells.lists["keys"], cells.pairs]
-        return all(len(part) == 1 for part in parts)
-
     def tile(self, cells: Cells, place: Place) -> Tensor:
         """[cells, t * w, m], with the cells of one sample if all samples have the same bias."""
         inputs = self.inputs
@@ -83,7 +76,7 @@ class PositionBias:
         return pairs.expand(self._num_samples(cells, place), -1, -1, -1).flatten(0, 1)
 
     def _num_samples(self, cells: Cells, place: Place) -> int:
-        return 1 if self.is_shared(cells) else place.samples.stop - place.samples.start
+        return 1 if cells.is_shared else place.samples.stop - place.samples.start
 
     def backward(self, cells: Cells, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
         """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, t * w, m]."""

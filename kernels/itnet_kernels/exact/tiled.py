@@ -37,9 +37,9 @@ class PairTiles:
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
         self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
-        self.measure, self.scale = inputs.omega[:, :, None], 1.0  # omega_j [B, n_k, 1], and what multiplies the sum
-        if bool((self.measure == self.measure[0, 0]).all()):  # no hidden unit has to be weighted by itself
-            self.measure, self.scale = None, float(self.measure[0, 0])
+        self.measure, self.scale = inputs.omega[None, :, :, None], 1.0  # omega_j [1, B, n_k, 1]; a factor of the sum
+        if bool((inputs.omega == inputs.omega[0, 0]).all()):  # no hidden unit has to be weighted by itself
+            self.measure, self.scale = None, float(inputs.omega[0, 0])
         self.num_heads, self.batch, _, self.head_dim = self.queries.shape
         self.width = self.row.shape[3]
         # Query i of a causal sum sees the keys j <= i + offset.
@@ -78,7 +78,7 @@ class PairTiles:
             per_cell = min(max(size, 1), cells.num_queries) * self.width * cells.num_keys
             in_blocks = _even(cells.num_blocks, _TILE_ELEMENTS // (2 * per_cell))
             in_batch = self.batch
-            if self.bias is not None and not self.bias.is_shared(cells):
+            if self.bias is not None and not cells.is_shared:
                 in_batch = _even(self.batch, _BIAS_ELEMENTS // (per_cell * in_blocks))
             counts = ((self.batch, in_batch), (cells.num_blocks, in_blocks), (cells.num_queries, size))
             for place in itertools.product(*(slices(0, count, most) for count, most in counts)):
@@ -117,7 +117,7 @@ class PairTiles:
 
     def _omega(self, cells: Cells, part: Place) -> Tensor | None:
         """omega_j [c, 1, n_k], unless it is the same for all keys."""
-        return None if self.measure is None else cells.take_positions(self.measure, "keys", part).mT
+        return None if self.measure is None else cells.take(self.measure, "keys", slice(None), part)[0].mT
 
     def _operands(self, cells: Cells, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor]:
         """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, t * w, 1], and u_j [h, c, n_k, d_h]."""
@@ -197,7 +197,7 @@ class PairTiles:
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
         if "measure" in names:
-            self.measure, self.scale = self.inputs.omega[:, :, None], 1.0
+            self.measure, self.scale = self.inputs.omega[None, :, :, None], 1.0
         upstream = grad_out.permute(2, 0, 1, 3) * self.scale  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         grads |= {name: self.keys.new_zeros(getattr(self, name).shape) for name in HEAD_MAJOR}
@@ -253,7 +253,7 @@ class PairTiles:
         cells.add(grads["row"], "queries", heads, part, grad_row.view(*upstream.shape[:3], -1))
         cells.add(grads["keys"], "keys", heads, part, grad_keys)
         if grad_measure is not None:
-            cells.add_positions(grads["measure"].unsqueeze(-1), "keys", part, grad_measure.mT)
+            cells.add(grads["measure"][None, :, :, None], "keys", slice(None), part, grad_measure.mT[None])
         if virtual is not None:
             self._virtual_backward(cells, heads, part, grad_virtual.unflatten(2, (-1, self.width)), grads)
 

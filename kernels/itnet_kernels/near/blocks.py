@@ -24,7 +24,7 @@ class Blocks(NamedTuple):
 
     def dense(self, num_queries: int, num_keys: int) -> Tensor:
         """Which pairs count, as a table of all: [B or 1, n_q, n_k]."""
-        sets = max(map(len, self))
+        sets = max(part.shape[0] for part in self)
         queries, keys, pairs = (part.expand(sets, *part.shape[1:]) for part in self)
         numbers = queries.unsqueeze(-1) * num_keys + keys.unsqueeze(-2)  # [sets, N, t, m]
         table = torch.zeros(sets, num_queries * num_keys, dtype=torch.int32, device=pairs.device)
@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
 
     def mass(self, measure: Tensor, num_queries: int) -> Tensor:
         """sum_j omega_j over the keys of every query: measure [B, n_k] -> [B, n_q]."""
-        batch = len(measure)
+        batch = measure.shape[0]
         queries, keys, pairs = (part.expand(batch, *part.shape[1:]) for part in self)
         weights = measure.gather(1, keys.flatten(1)).view(keys.shape)  # [B, N, m]
         masses = (pairs.to(measure.dtype) @ weights.unsqueeze(-1)).flatten(1)  # [B, N t]
