@@ -119,9 +119,10 @@ def near_table(config, domain: Domain) -> Tensor:
         for (i, x), (j, y) in itertools.product(enumerate(places), repeat=2):
             steps = [a - c for a, c in zip(x, y, strict=True)]
             table[b, start + i, start + j] = all(-ahead <= step <= behind for step in steps)
-        rows = slice(start, start + math.prod(shape))
-        table[b, rows, loose] = True
-        if not shape:
+        for i, x in enumerate(places):  # [CLS] lies in the middle of images, and far from texts
+            reaches = [abs(a - (size - 1) / 2) <= behind + 0.5 for a, size in zip(x, shape, strict=True)]
+            table[b, start + i, loose] = len(shape) > 1 and all(reaches)
+        if not shape:  # and sees everything
             table[b, start] = True
     return table & real.unsqueeze(1)
 
