@@ -287,16 +287,8 @@ def near_integral(
     The queries are the keys, unless ``queries`` [B, n_q, H, d_h] at other ``places`` are given.
     """
     settings = {"measure": domain.measure, "backend": "reference" if config.backend == "reference" else "auto"}
-    given = settings | {"queries": queries, "query_positions": places}
-    out = torch.zeros_like(heads if queries is None else queries)
-    for blocks in near.blocks:
-        out = out + integral_transform(heads, domain.coordinates, kernel, blocks=blocks, **given)
-    if near.everywhere is not None and len(near.everywhere):
-        some = near.everywhere
-        where = Coordinates(domain.positions.index_select(-2, some), domain.frequencies)
-        given = settings | {"queries": heads.index_select(1, some), "query_positions": where}
-        whole = integral_transform(heads, domain.coordinates, kernel, **given)
-        out = out.index_add(1, some, whole)
+    given = {"queries": queries, "query_positions": places, "blocks": near.blocks}
+    out = integral_transform(heads, domain.coordinates, kernel, **given, **settings)
     return out * near.scale[..., None, None].to(out.dtype)
 
 

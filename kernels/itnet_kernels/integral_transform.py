@@ -11,6 +11,8 @@ which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs 
 README.md derives the backward.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def integral_transform(
     is_causal: bool = False,
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
-    blocks: Blocks | None = None,
+    blocks: Blocks | Sequence[Blocks] | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""The multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
@@ -62,8 +64,8 @@ def integral_transform(
         is_causal: query i sees keys j <= i + n_k - n_q only, and omega is normalised over them.
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
-        blocks: takes the sum over the pairs that these :class:`Blocks` list, and over no others; omega is not
-            normalised over them. Only "reference" and "tiled" do that.
+        blocks: takes the sum over the pairs that one or several :class:`Blocks` list, and over no others; omega is
+            not normalised over them. Only "reference" and "tiled" do that.
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
@@ -78,7 +80,7 @@ def integral_transform(
     if measure is not None:
         check_measure(measure, batch, num_keys)
     if blocks is not None:
-        check_blocks(blocks, batch)
+        blocks = check_blocks(blocks, batch)
         if is_causal or backend == "triton":
             raise ValueError(
                 '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
@@ -86,10 +88,10 @@ def integral_transform(
         backend = "tiled" if backend == "auto" else backend
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
-        listed = None if blocks is None else blocks.dense(num_queries, num_keys)
+        listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
     with torch.autocast(u.device.type, enabled=False):
-        weights = weights.to(dtype)
+        weights = weights.to(dtype) if blocks is None else weights.to(dtype).with_constant_unit()
         columns = split_input_weights(weights, head_dim)
         gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
         row = position_row(weights.b1, columns["x"], gamma_x)
@@ -99,8 +101,7 @@ def integral_transform(
         has_displacements = columns["x-y"] is not None or columns["distance"] is not None
         wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
         displacements, index = y.lattice(dtype, x) if wants_lattice else (None, None)
-        b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
-        block_queries, block_keys, block_pairs = (None, None, None) if blocks is None else blocks
+        block_queries, block_keys, block_pairs = ([part[k] for part in blocks or ()] for k in range(3))
         inputs = PairInputs(
             queries=queries.to(dtype),
             keys=u.to(dtype),
@@ -118,7 +119,6 @@ def integral_transform(
             w_mid=weights.w_mid,
             b_mid=weights.b_mid,
             w2=weights.output_weight(head_dim).expand(num_heads, -1, -1),
-            b2=None if blocks is None else b2,
             frequencies=weights.fourier.detach(),
             displacements=displacements,
             displacement_index=index,
@@ -135,6 +135,7 @@ def integral_transform(
         omega = inputs.omega[..., None, None]
         values = inputs.keys * omega
         mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
+        b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
         out = out + torch.einsum("hca,bihc->biha", b2, mean)
         if is_causal:
             out = over_mass(out, visible_sum(omega, num_queries))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 #: The seven input groups, in the order of Eq. kernel_input.
 KERNEL_INPUTS = ("x", "y", "x-y", "distance", "u_x", "u_y", "u_x*u_y")
@@ -50,6 +51,16 @@ class KernelWeights(NamedTuple):
         own = {name: value if value is None else value[head] for name, value in own.items()}
         outer = slice(None) if len(self.w2) == 1 else slice(head, head + 1)
         return self._replace(**own, w2=self.w2[outer], b2=self.b2[outer])
+
+    def with_constant_unit(self) -> "KernelWeights":
+        """The same kernel with one hidden unit more, which stands for the constant 1 and takes the place of b2."""
+        w2 = torch.cat([self.w2, self.b2.unsqueeze(-1)], dim=-1)
+        grown = self._replace(
+            w1=pad(self.w1, (0, 0, 0, 1)), b1=pad(self.b1, (0, 1)), w2=w2, b2=torch.zeros_like(self.b2)
+        )
+        if self.w_mid is None:
+            return grown
+        return grown._replace(w_mid=pad(self.w_mid, (0, 1, 0, 1)), b_mid=pad(self.b_mid, (0, 1)))
 
     def output_weight(self, head_dim: int) -> Tensor:
         """W2 as it meets the moments A: [H or 1, w * d_h, d_h], rows (k, c), columns a."""

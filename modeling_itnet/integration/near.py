@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Near(NamedTuple):
     """The neighbourhoods N(i) of all queries. The near field is scale_i sum_{j in N(i)} omega_j K_ij u_j."""
 
-    blocks: list[Blocks]  # each query is in one of them, or in ``everywhere``
+    blocks: list[Blocks]
     scale: Tensor  # [B, n_q]
-    everywhere: Tensor | None = None  # indices [k] of the positions whose neighbourhood is the whole domain
 
 
 def find_near(config: ITNetConfig, domain: "Domain") -> Near:
@@ -64,26 +63,36 @@ def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
 
 
 def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...], ...], is_padded: bool) -> Near:
-    """Windows of the grids, which lie one after the other. A position without a grid, (), is near to all others."""
+    """Windows of the grids, which lie one after the other.
+
+    A position without a grid, (), sees the whole domain. It lies in the middle of the planes, in the windows that
+    extend to there, and far from lines of text.
+    """
     sizes = [math.prod(shape) for shape in layout]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     loose = [start for start, shape in zip(starts, layout, strict=True) if not shape]
     everywhere = torch.tensor(loose, dtype=torch.long, device=measure.device)
     blocks = []
     for start, shape in zip(starts, layout, strict=True):
-        if shape:
-            reach = window_reach(config.near_size, len(shape), config.is_causal)
-            windows = window_blocks(shape, reach, first=start, is_causal=config.is_causal, beside=everywhere)
-            has_rank = is_padded and len(shape) == 1
-            blocks.append(_by_rank(windows, measure, start, shape[0]) if has_rank else windows)
+        reach = window_reach(config.near_size, len(shape), config.is_causal)
+        settings = {"first": start, "is_causal": config.is_causal, "device": measure.device}
+        if len(shape) == 1:
+            windows = window_blocks(shape, reach, **settings)[0]
+            blocks.append(_by_rank(windows, measure, start, shape[0]) if is_padded else windows)
+        elif shape:
+            blocks += window_blocks(shape, reach, **settings, middle=everywhere)
+    if loose:
+        keys = torch.arange(measure.shape[1], device=measure.device)[None, None]
+        blocks.append(
+            Blocks(everywhere[None, None], keys, torch.ones_like(keys, dtype=torch.bool).expand(1, 1, len(loose), -1))
+        )
     mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
-    mass = mass.index_add(1, everywhere, measure.sum(1, keepdim=True).expand(-1, len(everywhere)))
-    return Near(blocks, over_mass(torch.ones_like(mass), mass), everywhere)
+    return Near(blocks, over_mass(torch.ones_like(mass), mass))
 
 
 def window_reach(near_size: int, dimension: int, is_causal: bool) -> int:
     """How many positions a window of ``near_size`` reaches to each side along an axis, or to the past."""
-    return near_size - 1 if is_causal else (round(near_size ** (1 / dimension)) - 1) // 2
+    return near_size - 1 if is_causal else (round(near_size ** (1 / max(dimension, 1))) - 1) // 2
 
 
 def _by_rank(blocks: Blocks, measure: Tensor, start: int, count: int) -> Blocks:
@@ -95,9 +104,5 @@ def _by_rank(blocks: Blocks, measure: Tensor, start: int, count: int) -> Blocks:
         if not bool(has_holes.any()):
             return blocks
     order = real.int().argsort(dim=1, descending=True, stable=True) + start  # the real ones first, in their order
-    inside = [(part >= start) & (part < start + count) for part in (blocks.queries, blocks.keys)]
-    named = [
-        torch.where(is_in, order[:, (part[0] - start).clamp(0, count - 1)], part)
-        for part, is_in in zip((blocks.queries, blocks.keys), inside, strict=True)
-    ]
-    return Blocks(*named, blocks.pairs)
+    queries, keys = (order[:, part[0] - start] for part in (blocks.queries, blocks.keys))
+    return Blocks(queries, keys, blocks.pairs)

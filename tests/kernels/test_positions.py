@@ -77,7 +77,11 @@ def test_table_equals_bilinear_form(positions, frequencies):
     assert found is not None
     features = features.unsqueeze(0)
     signal = positions.new_zeros(1, len(positions), 1, 6)
-    given = dict.fromkeys(PairInputs._fields) | dict(zip(("w_y", "w_relative", "w_distance"), weights, strict=True))
+    given = (
+        dict.fromkeys(PairInputs._fields)
+        | {name: [] for name in ("block_queries", "block_keys", "block_pairs")}
+        | dict(zip(("w_y", "w_relative", "w_distance"), weights, strict=True))
+    )
     given |= dict.fromkeys(("queries", "keys", "row"), signal) | {"frequencies": matrix, "is_causal": False}
     given |= dict(zip(POSITIONS, (positions[None], positions[None], features, features), strict=True))
     inputs = PairInputs(**given)
@@ -85,7 +89,7 @@ def test_table_equals_bilinear_form(positions, frequencies):
     on_lattice = inputs._replace(displacements=found.table.double(), displacement_index=index)
     elsewhere = inputs._replace(displacements=found.table[:0], displacement_index=torch.zeros_like(index))
     place = Place(slice(0, 1), slice(0, 1), slice(3, 11))
-    table, bilinear = (PositionBias(choice, Cells(choice)).tile(place) for choice in (on_lattice, elsewhere))
+    table, bilinear = (PositionBias(choice).tile(Cells(choice), place) for choice in (on_lattice, elsewhere))
     # The coordinates are float32 roundings; this is how far find_lattice may move phases, coordinates and distances.
     moved = 4 * EPS * float((positions.amax(0) - positions.amin(0)).norm())
     allowed = float(weights.relative.abs().sum(1).max()) * (_PHASE_ERRORS * EPS if frequencies else moved)

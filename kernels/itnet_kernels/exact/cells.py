@@ -17,29 +17,35 @@ class Place(NamedTuple):
 
 
 class Cells:
-    """The pairs of a sum as a grid of cells, [samples, blocks]: in a cell, every query meets every key.
+    """Pairs as a grid of cells, [samples, blocks]: in a cell, every query meets every key.
 
     The sum over all pairs has one block per sample, which is the sample itself; otherwise the blocks list their
     queries and keys by index. What is taken for the cells of a place is [..., cells, t, f] for queries and
     [..., cells, m, f] for keys; ``side`` says which of the two.
     """
 
-    def __init__(self, inputs: PairInputs):
+    def __init__(self, inputs: PairInputs, number: int | None = None):
+        """The cells of the blocks ``inputs.block_...[number]``, or of all pairs."""
         self.batch, self.num_queries = inputs.queries.shape[:2]
         self.num_keys, self.num_blocks = inputs.keys.shape[1], 1
-        blocks = inputs.block_queries, inputs.block_keys, inputs.block_pairs
-        parts = *(getattr(inputs, name) for name in POSITIONS), *blocks
-        # Whether all samples have the same positions, and the same pairs of them.
-        self.is_shared = all(part is None or len(part) == 1 for part in parts)
-        self.lists = None
-        if inputs.block_queries is not None:
+        self.lists = self.pairs = None
+        parts = [getattr(inputs, name) for name in POSITIONS]
+        if number is not None:
             counts = {"queries": self.num_queries, "keys": self.num_keys}
-            lists = {"queries": inputs.block_queries, "keys": inputs.block_keys}
+            lists = {"queries": inputs.block_queries[number], "keys": inputs.block_keys[number]}
+            self.pairs = inputs.block_pairs[number]  # [B or 1, blocks, t, m]
+            parts += [*lists.values(), self.pairs]
             self.lists = {side: part.expand(self.batch, -1, -1) for side, part in lists.items()}  # [B, blocks, t or m]
             samples = torch.arange(self.batch, device=inputs.queries.device)[:, None, None]
             self.flat = {side: self.lists[side] + samples * count for side, count in counts.items()}
-            self.num_blocks, self.num_queries = inputs.block_queries.shape[1:]
-            self.num_keys = inputs.block_keys.shape[2]
+            self.num_blocks, self.num_queries, self.num_keys = self.pairs.shape[1:]
+        # Whether all samples have the same positions, and the same pairs of them.
+        self.is_shared = all(len(part) == 1 for part in parts)
+
+    @classmethod
+    def all(cls, inputs: PairInputs) -> list["Cells"]:
+        """What a sum goes over."""
+        return [cls(inputs, number) for number in range(len(inputs.block_pairs))] or [cls(inputs)]
 
     def take(self, tensor: Tensor, side: str, heads: slice, place: Place) -> Tensor:
         """The rows of a tensor [H, B, n, f] that belong to a place: [h, cells, t or m, f]."""

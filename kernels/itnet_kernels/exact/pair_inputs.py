@@ -32,13 +32,14 @@ class PairInputs(NamedTuple):
     w_mid: Tensor | None  # [w, w]
     b_mid: Tensor | None  # [w]
     w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
-    b2: Tensor | None  # [H, d_h, d_h], rows c, columns a; None leaves the constant part of the kernel to the caller
     frequencies: Tensor  # [L, s]
     displacements: Tensor | None  # both as Coordinates.lattice gives them; None: nobody looked for a lattice yet
     displacement_index: Tensor | None
-    block_queries: Tensor | None  # the pairs as :class:`Blocks` list them: [B or 1, N, t]; None is all pairs
-    block_keys: Tensor | None  # [B or 1, N, m]
-    block_pairs: Tensor | None  # [B or 1, N, t, m]
+    # The pairs as one or several :class:`Blocks` list them; [] is all pairs. With blocks, the last hidden unit is a
+    # constant 1 on the pairs that count, whatever its weights, and meets b2 in the last rows of w2.
+    block_queries: list[Tensor]  # [B or 1, N, t] each
+    block_keys: list[Tensor]  # [B or 1, N, m]
+    block_pairs: list[Tensor]  # [B or 1, N, t, m]
     is_causal: bool
     operand_dtype: torch.dtype  # of the matrix products in the triton backend; they accumulate in float32
     backend: str  # "tiled" or "triton"

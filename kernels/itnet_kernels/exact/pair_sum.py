@@ -16,7 +16,8 @@ from .plain_pair_sum import plain_pair_sum
 from .tiled import PairTiles
 
 _NAMESPACE = operator_namespace(__name__)
-_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", torch.dtype: "ScalarType", str: "str"}
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[Tensor]: "Tensor[]"}
+_SCHEMA_TYPES |= {bool: "bool", torch.dtype: "ScalarType", str: "str"}
 _ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 
 
@@ -92,7 +93,8 @@ def _backward(ctx, grad_out):
         flags = needs.measure, any(getattr(needs, name) for name in POSITIONS)
         names = _with_gradient(inputs, *flags)
         grads = dict(zip(names, pair_sum_backward(grad_out, *flags, *inputs), strict=True))
-    return tuple(grads.get(name) for name in PairInputs._fields)
+    lists = {name: [None] * len(value) for name, value in inputs._asdict().items() if isinstance(value, (list, tuple))}
+    return tuple(lists.get(name, grads.get(name)) for name in PairInputs._fields)
 
 
 def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:

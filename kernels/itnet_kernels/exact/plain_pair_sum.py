@@ -20,8 +20,8 @@ _PER_QUERY = ("queries", "row", "query_positions", "query_features")
 
 def plain_pair_sum(inputs: PairInputs) -> Tensor:
     """[B, n_q, H, d_h] in the dtype of ``row``, as ``itnet::pair_sum``; in tiles of queries."""
-    if inputs.block_queries is not None:
-        return plain_block_sum(inputs)
+    if inputs.block_pairs:
+        return sum(plain_block_sum(inputs, number) for number in range(len(inputs.block_pairs)))
     num_queries, num_keys = inputs.queries.shape[1], inputs.keys.shape[1]
     size = max(1, min(num_queries, _TILE_ELEMENTS * num_queries // (inputs.row.numel() * num_keys)))
     # Split, not sliced: the gradient of a slice is a zero tensor of the size of the whole.
@@ -33,11 +33,10 @@ def plain_pair_sum(inputs: PairInputs) -> Tensor:
     return torch.cat(outs, dim=1)
 
 
-def plain_block_sum(inputs: PairInputs) -> Tensor:
-    """The same over the pairs of blocks: every block is a sample of its own, [B N, t or m, ...]."""
+def plain_block_sum(inputs: PairInputs, number: int) -> Tensor:
+    """The same over the pairs of some blocks: every block is a sample of its own, [B N, t or m, ...]."""
     batch, num_queries = inputs.queries.shape[:2]
-    count = inputs.block_queries.shape[1]
-    lists = {"queries": inputs.block_queries, "keys": inputs.block_keys}
+    lists = {"queries": inputs.block_queries[number], "keys": inputs.block_keys[number]}
     lists = {side: indices.expand(batch, -1, -1) for side, indices in lists.items()}
 
     def cells(tensor: Tensor, side: str) -> Tensor:
@@ -46,11 +45,8 @@ def plain_block_sum(inputs: PairInputs) -> Tensor:
 
     of_queries = {name: cells(getattr(inputs, name), "queries") for name in _PER_QUERY}
     of_keys = {name: cells(getattr(inputs, name), "keys") for name in ("keys", "key_positions", "key_features")}
-    pairs = inputs.block_pairs.expand(batch, count, -1, -1).flatten(0, 1)  # [B N, t, m]
-    listed = inputs._replace(**of_queries, **of_keys, measure=cells(inputs.omega, "keys"), block_queries=None)
-    parts = plain_tile(listed, None, pairs)  # [B N, t, H, d_h]
-    means = torch.einsum("ctm,cmhd->cthd", pairs.to(parts.dtype), listed.keys * listed.measure[..., None, None])
-    parts = parts + torch.einsum("cthd,hda->ctha", means, inputs.b2)
+    pairs = inputs.block_pairs[number].expand(batch, -1, -1, -1).flatten(0, 1)  # [B N, t, m]
+    parts = plain_tile(inputs._replace(**of_queries, **of_keys, measure=cells(inputs.omega, "keys")), None, pairs)
     slots = lists["queries"].flatten(1)[..., None, None].expand(-1, -1, *parts.shape[2:])
     total = parts.new_zeros(batch, num_queries, *parts.shape[2:])
     return total.scatter_add(1, slots, parts.view(batch, -1, *parts.shape[2:]))
@@ -59,7 +55,7 @@ def plain_block_sum(inputs: PairInputs) -> Tensor:
 def plain_tile(inputs: PairInputs, last_visible: int | None, pairs: Tensor | None = None) -> Tensor:
     """All queries of ``inputs`` at once; for a causal sum, the first of them sees the keys up to ``last_visible``.
 
-    ``pairs`` [B, n_q, n_k] says which pairs count.
+    ``pairs`` [B, n_q, n_k] says which pairs count, and is what the last hidden unit holds.
     """
     queries, keys, row = (t.transpose(1, 2) for t in (inputs.queries, inputs.keys, inputs.row))  # [B, H, n, .]
     batch, heads, num_queries, width = row.shape
@@ -82,7 +78,9 @@ def plain_tile(inputs: PairInputs, last_visible: int | None, pairs: Tensor | Non
         key, query = (torch.arange(count, device=keys.device) for count in (num_keys, num_queries))
         hidden = hidden * (key <= query[:, None] + last_visible).unsqueeze(1)
     if pairs is not None:
-        hidden = hidden * pairs[:, None, :, None]
+        counts = pairs.to(hidden.dtype)[:, None, :, None]  # [B, 1, n_q, 1, n_k]
+        others = (hidden[:, :, :, :-1] * counts).expand(batch, heads, -1, -1, -1)
+        hidden = torch.cat([others, counts.expand(batch, heads, -1, -1, -1)], dim=3)
     hidden = hidden.expand(batch, heads, num_queries, width, num_keys).flatten(2, 3)
     values = keys * inputs.omega[:, None, :, None]
     moments = (hidden @ values).unflatten(2, (num_queries, width)).flatten(3)  # A [B, H, n_q, w * d_h]

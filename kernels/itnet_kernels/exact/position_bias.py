@@ -17,10 +17,10 @@ HIDDEN = -1e15
 
 
 class PositionBias:
-    """P_ij[k] of the cells, and ``HIDDEN`` in its place where a pair of a block does not count."""
+    """P_ij[k] of cells. In blocks, ``HIDDEN`` stands where a pair does not count, and everywhere for the last unit."""
 
-    def __init__(self, inputs: PairInputs, cells: Cells):
-        self.inputs, self.cells = inputs, cells
+    def __init__(self, inputs: PairInputs):
+        self.inputs = inputs
         tables, index = inputs.displacements, inputs.displacement_index
         if index is None and (inputs.w_relative is not None or inputs.w_distance is not None):
             given = inputs.query_positions, inputs.key_positions, inputs.frequencies, inputs.keys.dtype
@@ -40,19 +40,14 @@ class PositionBias:
             # W_y . gamma(y_j): [B or 1, n_k, w]
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether all samples have the same bias."""
-        return self.cells.is_shared
-
-    def tile(self, place: Place) -> Tensor:
+    def tile(self, cells: Cells, place: Place) -> Tensor:
         """[cells, t * w, m], with the cells of one sample if all samples have the same bias."""
-        inputs, cells = self.inputs, self.cells
+        inputs = self.inputs
         rows, width = place.rows.stop - place.rows.start, inputs.row.shape[-1]
         if not inputs.has_position_bias:
             bias = inputs.row.new_zeros(1, rows, width, cells.num_keys)
         elif self.table is None:
-            x, y, gamma_x, gamma_y = self._positions(place)
+            x, y, gamma_x, gamma_y = self._positions(cells, place)
             keys = y.unsqueeze(1), gamma_x, gamma_y.unsqueeze(1)
             bias = position_term(x, *keys, inputs.position_weights, inputs.has_frequencies, in_place=True)
             bias = bias.expand(-1, rows, -1, -1).contiguous()
@@ -65,40 +60,41 @@ class PositionBias:
                 bias.copy_(terms)
             else:
                 torch.add(terms, cells.take_positions(self.key_term, "keys", place).mT.unsqueeze(1), out=bias)
-        bias = bias.flatten(1, 2)
-        count = (place.blocks.stop - place.blocks.start) * self._num_samples(place)
-        if len(bias) < count:  # there are no position terms, but pairs that do not count
-            bias = bias.repeat(count // len(bias), 1, 1)
-        if inputs.block_pairs is not None and inputs.w_mid is None:
-            bias.unflatten(1, (rows, width)).masked_fill_(~self.pairs(place).unsqueeze(2), HIDDEN)
-        return bias
+        if cells.pairs is None:
+            return bias.flatten(1, 2)
+        count = (place.blocks.stop - place.blocks.start) * self._num_samples(cells, place)
+        if len(bias) < count:  # blocks without a position term, or samples that share positions, but not the pairs
+            bias = bias.repeat(count // len(bias), 1, 1, 1)
+        if inputs.w_mid is None:
+            bias.masked_fill_(~self.pairs(cells, place).unsqueeze(2), HIDDEN)
+        bias[:, :, -1] = HIDDEN
+        return bias.flatten(1, 2)
 
-    def pairs(self, place: Place) -> Tensor:
+    def pairs(self, cells: Cells, place: Place) -> Tensor:
         """Which pairs of the blocks count: [cells, t, m], with as many cells as :meth:`tile`."""
-        pairs = self.inputs.block_pairs
-        pairs = pairs[slice(0, 1) if len(pairs) == 1 else place.samples, place.blocks, place.rows]
-        return pairs.expand(self._num_samples(place), -1, -1, -1).flatten(0, 1)
+        pairs = cells.pairs[slice(0, 1) if len(cells.pairs) == 1 else place.samples, place.blocks, place.rows]
+        return pairs.expand(self._num_samples(cells, place), -1, -1, -1).flatten(0, 1)
 
-    def _num_samples(self, place: Place) -> int:
-        return 1 if self.is_shared else place.samples.stop - place.samples.start
+    def _num_samples(self, cells: Cells, place: Place) -> int:
+        return 1 if cells.is_shared else place.samples.stop - place.samples.start
 
-    def backward(self, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
+    def backward(self, cells: Cells, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
         """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, t * w, m]."""
-        inputs, where = self.inputs, self._positions(place)
+        inputs, where = self.inputs, self._positions(cells, place)
         needs_positions = "key_positions" in grads
         grad = grad.unflatten(1, (place.rows.stop - place.rows.start, -1))
         found = bias_gradients(grad, *where, inputs.position_weights, inputs.has_frequencies, needs_positions)
         for name, value in found.items():
             if name in POSITIONS:
                 side = "queries" if name.startswith("query") else "keys"
-                self.cells.add_positions(grads[name], side, place, value.to(grads[name].dtype))
+                cells.add_positions(grads[name], side, place, value.to(grads[name].dtype))
             else:
                 grads[name] += value
 
-    def _positions(self, place: Place) -> list[Tensor]:
+    def _positions(self, cells: Cells, place: Place) -> list[Tensor]:
         """x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
         parts = [
-            self.cells.take_positions(getattr(self.inputs, name), side, place)
+            cells.take_positions(getattr(self.inputs, name), side, place)
             for name, side in zip(POSITIONS, (*_SIDES, *_SIDES), strict=True)
         ]
         count = max(map(len, parts))

@@ -33,68 +33,70 @@ class PairTiles:
     """
 
     def __init__(self, inputs: PairInputs):
-        self.inputs, self.cells = inputs, Cells(inputs)
+        self.inputs = inputs
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
         self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
-        self.measure = inputs.omega[:, :, None]  # [B, n_k, 1]
-        self.values = self.keys * self.measure  # omega_j u_j
+        self.measure, self.scale = inputs.omega[None, :, :, None], 1.0  # omega_j [1, B, n_k, 1]; a factor of the sum
+        if bool((inputs.omega == inputs.omega[0, 0]).all()):  # no hidden unit has to be weighted by itself
+            self.measure, self.scale = None, float(inputs.omega[0, 0])
         self.num_heads, self.batch, _, self.head_dim = self.queries.shape
         self.width = self.row.shape[3]
         # Query i of a causal sum sees the keys j <= i + offset.
-        self.offset = self.cells.num_keys - self.cells.num_queries if inputs.is_causal else None
+        self.offset = self.keys.shape[2] - self.queries.shape[2] if inputs.is_causal else None
         self.has_content = inputs.w_key is not None or inputs.w_product is not None
-        has_bias = inputs.has_position_bias or inputs.block_pairs is not None
-        self.bias = PositionBias(inputs, self.cells) if has_bias else None
+        has_bias = inputs.has_position_bias or len(inputs.block_pairs) > 0
+        self.bias = PositionBias(inputs) if has_bias else None
         self._buffers: dict[str, Tensor] = {}
 
     def forward(self) -> Tensor:
         """[B, n_q, H, d_h]."""
         out = torch.zeros_like(self.queries)
-        for place in self._places():
-            bias = None if self.bias is None else self.bias.tile(place)  # [cells, t * w, m]
+        for cells, place in self._places():
+            bias = None if self.bias is None else self.bias.tile(cells, place)  # [cells, t * w, m]
             for heads, part in self._groups(place):
-                virtual, row, keys, values = self._operands(heads, part)
+                virtual, row, keys = self._operands(cells, heads, part)
+                omega = self._omega(cells, part)
                 moments = self._buffer("moments", *row.shape[:3], self.head_dim)  # A_i[k, c]: [h, c, t * w, d_h]
                 own_bias = self._of(bias, place, part)
-                for chunk, columns, pre, _ in self._pre_activations(virtual, row, keys, own_bias, part):
-                    _accumulate(moments[chunk], _gelu_(pre), values[chunk][:, :, columns], columns)
+                for chunk, columns, pre, _ in self._pre_activations(cells, virtual, row, keys, own_bias, part):
+                    hidden = self._with_constant(_gelu_(pre), cells, row.shape[1], part, chunk[1], columns)
+                    _weigh(hidden, omega, chunk[1], columns)
+                    _accumulate(moments[chunk], hidden, keys[chunk][:, :, columns], columns)
                 contracted = self._by_head(moments) @ self.inputs.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
-                if self.inputs.b2 is not None:
-                    contracted += self._means(values, part) @ self.inputs.b2[heads]
                 contracted = contracted.unflatten(1, (row.shape[1], -1))  # [h, c, t, d_h]
-                self.cells.add(out, "queries", heads, part, contracted)
-        return out.permute(1, 2, 0, 3)
+                cells.add(out, "queries", heads, part, contracted)
+        return out.mul_(self.scale).permute(1, 2, 0, 3)
 
     # Iteration: places -> groups of heads and cells -> chunks of a group and key tiles
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[tuple[Cells, Place]]:
         """The parts that share a position bias: all samples, unless each has its own."""
-        cells, batch = self.cells, slice(0, self.batch)
-        per_query = self.width * min(cells.num_keys, _TILE_KEYS)
-        size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * cells.num_keys))
-        per_cell = min(max(size, 1), cells.num_queries) * self.width * cells.num_keys
-        in_blocks = max(1, min(cells.num_blocks, _TILE_ELEMENTS // (2 * per_cell)))
-        samples = [batch]
-        if self.bias is not None and not self.bias.is_shared:
-            samples = slices(0, self.batch, _BIAS_ELEMENTS // (per_cell * in_blocks))
-        blocks = slices(0, cells.num_blocks, in_blocks)
-        rows = slices(0, cells.num_queries, size)
-        return itertools.starmap(Place, itertools.product(samples, blocks, list(rows)))
+        for cells in Cells.all(self.inputs):
+            per_query = self.width * min(cells.num_keys, _TILE_KEYS)
+            size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * cells.num_keys))
+            per_cell = min(max(size, 1), cells.num_queries) * self.width * cells.num_keys
+            in_blocks = _even(cells.num_blocks, _TILE_ELEMENTS // (2 * per_cell))
+            in_batch = self.batch
+            if self.bias is not None and not cells.is_shared:
+                in_batch = _even(self.batch, _BIAS_ELEMENTS // (per_cell * in_blocks))
+            counts = ((self.batch, in_batch), (cells.num_blocks, in_blocks), (cells.num_queries, size))
+            for place in itertools.product(*(slices(0, count, most) for count, most in counts)):
+                yield cells, Place(*place)
 
     def _groups(self, place: Place) -> Iterator[tuple[slice, Place]]:
         """Heads and samples whose moments meet W2 together."""
         blocks, queries = place.blocks.stop - place.blocks.start, place.rows.stop - place.rows.start
         limit = max(1, _MOMENT_ELEMENTS // (blocks * queries * self.width * self.head_dim))
-        in_batch = min(limit, place.samples.stop - place.samples.start)
-        in_heads = min(limit // in_batch, self.num_heads)
+        in_batch = _even(place.samples.stop - place.samples.start, limit)
+        in_heads = _even(self.num_heads, limit // in_batch)
         samples = slices(place.samples.start, place.samples.stop, in_batch)
         for heads, part in itertools.product(slices(0, self.num_heads, in_heads), list(samples)):
             yield heads, place._replace(samples=part)
 
-    def _end(self, part: Place) -> int:
+    def _end(self, cells: Cells, part: Place) -> int:
         """One past the last key that a query of the part sees."""
-        return self.cells.num_keys if self.offset is None else part.rows.stop + self.offset
+        return cells.num_keys if self.offset is None else part.rows.stop + self.offset
 
     def _of(self, bias: Tensor | None, place: Place, part: Place) -> Tensor | None:
         """What belongs to the samples of a part in the bias of a place."""
@@ -113,10 +115,14 @@ class PairTiles:
 
     # The pieces of a tile
 
-    def _operands(self, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, t * w, 1], u_j and omega_j u_j [h, c, n_k, d_h]."""
-        inputs, cells = self.inputs, self.cells
-        keys, values = (cells.take(tensor, "keys", heads, part) for tensor in (self.keys, self.values))
+    def _omega(self, cells: Cells, part: Place) -> Tensor | None:
+        """omega_j [c, 1, n_k], unless it is the same for all keys."""
+        return None if self.measure is None else cells.take(self.measure, "keys", slice(None), part)[0].mT
+
+    def _operands(self, cells: Cells, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, t * w, 1], and u_j [h, c, n_k, d_h]."""
+        inputs = self.inputs
+        keys = cells.take(self.keys, "keys", heads, part)
         row = cells.take(self.row, "queries", heads, part)  # [h, c, t, w]
         virtual = None
         if self.has_content:
@@ -128,23 +134,23 @@ class PairTiles:
                 constant = inputs.w_product.new_zeros(()) if inputs.w_key is None else inputs.w_key
                 torch.addcmul(constant, inputs.w_product, queries, out=virtual)
             virtual = virtual.flatten(2, 3)
-        return virtual, row.flatten(2, 3).unsqueeze(-1), keys, values
+        return virtual, row.flatten(2, 3).unsqueeze(-1), keys
 
     def _pre_activations(
-        self, virtual: Tensor | None, row: Tensor, keys: Tensor, bias: Tensor | None, part: Place
+        self, cells: Cells, virtual: Tensor | None, row: Tensor, keys: Tensor, bias: Tensor | None, part: Place
     ) -> Iterator[tuple]:
         """(chunk of the group, key tile, pre-activations of the last hidden layer, of the first one if there are two).
 
         Each tile of pre-activations, [h, c, t * w, m], is one batched product.
         """
-        (num_heads, num_cells, size), num_keys = row.shape[:3], self.cells.num_keys
+        (num_heads, num_cells, size), num_keys = row.shape[:3], cells.num_keys
         shared = num_cells if bias is None else len(bias)  # cells that come with a bias of their own
         limit = max(1, _TILE_ELEMENTS // (size * min(num_keys, _TILE_KEYS)))
         in_cells = (
-            num_cells if limit >= num_cells else limit if shared == num_cells else max(limit // shared, 1) * shared
+            shared * _even(num_cells // shared, limit // shared) if shared < num_cells else _even(num_cells, limit)
         )
-        in_heads = 1 if in_cells < num_cells else limit // num_cells
-        end = self._end(part)
+        in_heads = 1 if in_cells < num_cells else _even(num_heads, limit // num_cells)
+        end = self._end(cells, part)
         chunks = itertools.product(slices(0, num_heads, in_heads), slices(0, num_cells, in_cells))
         for chunk, columns in itertools.product(chunks, slices(0, end, _TILE_KEYS)):
             own_row, early = row[chunk], None
@@ -160,23 +166,27 @@ class PairTiles:
             if self.inputs.w_mid is not None:  # W_mid h + b_mid
                 early, mixed = pre, self.inputs.w_mid @ gelu(pre).unflatten(2, (-1, self.width))  # [h, c, t, w, m]
                 pre = mixed.add_(self.inputs.b_mid[:, None]).flatten(2, 3)
-            self._hide(pre, num_cells, part, chunk[1], columns)
+            self._hide(pre, cells, num_cells, part, chunk[1], columns)
             yield chunk, columns, pre, early
 
-    def _hide(self, pre: Tensor, num_cells: int, part: Place, cells: slice, columns: slice) -> None:
+    def _hide(self, pre: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice) -> None:
         """Takes out pairs that do not count, where the bias has not done it."""
         by_query = pre.unflatten(2, (-1, self.width))  # [h, c, t, w, m]
         if self.offset is not None and columns.stop - 1 > part.rows.start + self.offset:
             query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (part.rows, columns))
             by_query.masked_fill_((key > query[:, None] + self.offset)[:, None], HIDDEN)
-        if self.inputs.block_pairs is not None and self.inputs.w_mid is not None:
-            pairs = _of_cells(self.bias.pairs(part), num_cells, cells)
+        if cells.pairs is not None and self.inputs.w_mid is not None:
+            pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
             _by_bias(by_query, pairs).masked_fill_(~pairs[:, :, None, columns], HIDDEN)
 
-    def _means(self, values: Tensor, part: Place) -> Tensor:
-        """sum_j omega_j u_j over the keys of each query: [h, c * t, d_h]."""
-        pairs = self.bias.pairs(part).to(values.dtype)
-        return (pairs @ _by_bias(values, pairs)).flatten(1, 3)
+    def _with_constant(
+        self, hidden: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice
+    ) -> Tensor:
+        """Puts 1 into the last hidden unit of blocks where a pair counts, 0 elsewhere."""
+        if cells.pairs is not None:
+            pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
+            _by_bias(hidden.unflatten(2, (-1, self.width)), pairs)[..., -1, :] = pairs[..., columns]
+        return hidden
 
     def _by_head(self, moments: Tensor) -> Tensor:
         """[h, c, t * w, d_h] -> [h, c * t, w * d_h], the layout that meets W2."""
@@ -186,27 +196,26 @@ class PairTiles:
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
-        upstream = grad_out.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        if "measure" in names:
+            self.measure, self.scale = self.inputs.omega[None, :, :, None], 1.0
+        upstream = grad_out.permute(2, 0, 1, 3) * self.scale  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
-        for name in (*HEAD_MAJOR, "values"):
-            grads[name] = self.keys.new_zeros(getattr(self, name).shape)
-        for place in self._places():
+        grads |= {name: self.keys.new_zeros(getattr(self, name).shape) for name in HEAD_MAJOR}
+        for cells, place in self._places():
             bias = grad_bias = None
             if self.bias is not None:
-                bias = self.bias.tile(place)
+                bias = self.bias.tile(cells, place)
                 grad_bias = torch.zeros_like(bias)
             for heads, part in self._groups(place):
-                of_part = (self._of(tensor, place, part) for tensor in (bias, grad_bias))
-                self._group_backward(heads, part, self.cells.take(upstream, "queries", heads, part), *of_part, grads)
+                own = (self._of(tensor, place, part) for tensor in (bias, grad_bias))
+                self._group_backward(cells, heads, part, cells.take(upstream, "queries", heads, part), *own, grads)
             if self.inputs.has_position_bias:
-                self.bias.backward(place, grad_bias, grads)
-        grad_values = grads.pop("values")
-        grads["measure"] = (grad_values * self.keys).sum((0, 3))
-        grads["keys"] += grad_values * self.measure
+                self.bias.backward(cells, place, grad_bias, grads)
         return grads | {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
 
-    def _group_backward(self, heads: slice, part: Place, upstream: Tensor, bias, grad_bias, grads) -> None:
-        virtual, row, keys, values = self._operands(heads, part)
+    def _group_backward(self, cells, heads: slice, part: Place, upstream: Tensor, bias, grad_bias, grads) -> None:
+        virtual, row, keys = self._operands(cells, heads, part)
+        omega = self._omega(cells, part)
         by_head = upstream.flatten(1, 2)  # [h, c * t, d_h]
         grad_moments = self._buffer("grad_moments", *by_head.shape[:2], self.inputs.w2.shape[1])
         torch.bmm(by_head, self.inputs.w2[heads].mT, out=grad_moments)
@@ -214,54 +223,52 @@ class PairTiles:
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
         grad_row = self._buffer("grad_row", *row.shape[:3])  # dq
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
-        grad_keys, grad_values = (self._buffer(name, *keys.shape) for name in ("grad_keys", "grad_values"))
-        for total in (grad_keys, grad_values):
-            total[:, :, self._end(part) :] = 0
-        for chunk, columns, pre, early in self._pre_activations(virtual, row, keys, bias, part):
-            value, outer = values[chunk][:, :, columns], grad_moments[chunk]
-            grad = self._buffer("grad", *pre.shape)  # dL/dh, then dL/dpre in place: [h, c, t * w, m]
+        grad_keys = self._buffer("grad_keys", *keys.shape)  # as keys and as values
+        grad_keys[:, :, self._end(cells, part) :] = 0
+        grad_measure = torch.zeros_like(omega) if "measure" in grads else None  # [c, 1, n_k]
+        for chunk, columns, pre, early in self._pre_activations(cells, virtual, row, keys, bias, part):
+            value, outer = keys[chunk][:, :, columns], grad_moments[chunk]
+            grad = self._buffer("grad", *pre.shape)  # dL/dh / omega, then dL/dpre in place: [h, c, t * w, m]
             torch.bmm(outer.flatten(0, 1), value.flatten(0, 1).mT, out=grad.view(-1, *grad.shape[2:]))
             hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
+            hidden = self._with_constant(hidden, cells, row.shape[1], part, chunk[1], columns)
+            if grad_measure is not None:
+                grad_measure[chunk[1], 0, columns] += (hidden * grad).sum((0, 2))
+            _weigh(hidden, omega, chunk[1], columns)
             _accumulate(moments[chunk], hidden, value, columns)
-            _store(grad_values[chunk][:, :, columns], hidden.mT, outer)
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
+            _weigh(grad, omega, chunk[1], columns)
             if early is not None:
                 grad = self._mix_backward(grad, early, grads)
             grad_row[chunk] = grad.sum(-1) if columns.start == 0 else grad_row[chunk] + grad.sum(-1)
+            total = grad_keys[chunk][:, :, columns]
+            _store(total, hidden.mT, outer)
             if virtual is not None:
-                _accumulate(grad_virtual[chunk], grad, keys[chunk][:, :, columns], columns)
-                _store(grad_keys[chunk][:, :, columns], grad.mT, virtual[chunk])
+                _accumulate(grad_virtual[chunk], grad, value, columns)
+                _store(total, grad.mT, virtual[chunk], beta=1)
             if grad_bias is not None:
                 own = _of_cells(grad_bias, row.shape[1], chunk[1])[..., columns]
                 own += _by_bias(grad, own).sum((0, 1))
         grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
-        if self.inputs.b2 is not None:
-            grads["b2"][heads].baddbmm_(self._means(values, part).mT, by_head)
-            pairs = self.bias.pairs(part).to(values.dtype)
-            grad_means = (by_head @ self.inputs.b2[heads].mT).view_as(upstream)
-            _by_bias(grad_values, pairs).add_(pairs.mT @ _by_bias(grad_means, pairs))
-        self._scatter(heads, part, grad_row.view(*upstream.shape[:3], -1), grad_virtual, grad_keys, grad_values, grads)
-
-    def _scatter(self, heads, part, grad_row, grad_virtual, grad_keys, grad_values, grads: dict[str, Tensor]) -> None:
-        """Adds what a group has found to the gradients of row, keys, values, queries, W_uy and W_had."""
-        cells, inputs = self.cells, self.inputs
-        cells.add(grads["row"], "queries", heads, part, grad_row)
-        cells.add(grads["values"], "keys", heads, part, grad_values)
-        if not self.has_content:
-            return
+        cells.add(grads["row"], "queries", heads, part, grad_row.view(*upstream.shape[:3], -1))
         cells.add(grads["keys"], "keys", heads, part, grad_keys)
-        grad_virtual = grad_virtual.unflatten(2, (-1, self.width))  # [h, c, t, w, d_h]
+        if grad_measure is not None:
+            cells.add(grads["measure"][None, :, :, None], "keys", slice(None), part, grad_measure.mT[None])
+        if virtual is not None:
+            self._virtual_backward(cells, heads, part, grad_virtual.unflatten(2, (-1, self.width)), grads)
+
+    def _virtual_backward(self, cells, heads, part, grad_virtual: Tensor, grads: dict[str, Tensor]) -> None:
+        """dL/dQ_i[k] [h, c, t, w, d_h] to the query features, W_uy and W_had."""
+        inputs = self.inputs
         if inputs.w_key is not None:
             grads["w_key"] += grad_virtual.sum((0, 1, 2))
         if inputs.w_product is not None:
             # Not einsum: it would make a batch of d_h matrix-vector products of these.
-            queries, product = (
-                cells.take(self.queries, "queries", heads, part),
-                self._buffer("product", *grad_virtual.shape),
-            )
+            queries = cells.take(self.queries, "queries", heads, part).unsqueeze(-2)
+            product = self._buffer("product", *grad_virtual.shape)
             grad_queries = torch.mul(grad_virtual, inputs.w_product, out=product).sum(-2)
             cells.add(grads["queries"], "queries", heads, part, grad_queries)
-            grads["w_product"] += torch.mul(grad_virtual, queries.unsqueeze(-2), out=product).sum((0, 1, 2))
+            grads["w_product"] += torch.mul(grad_virtual, queries, out=product).sum((0, 1, 2))
 
     def _mix_backward(self, grad: Tensor, early: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
@@ -274,13 +281,23 @@ class PairTiles:
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> None:
     """total += left @ right, [h, c, ., .] each; the first of several key tiles overwrites what ``total`` held."""
-    beta = 1 if columns.start > 0 else 0
+    _store(total, left, right, beta=1 if columns.start > 0 else 0)
+
+
+def _store(total: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
+    """total = left @ right + beta total, [h, c, ., .] each."""
     total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=beta)
 
 
-def _store(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total = left @ right, [h, c, ., .] each."""
-    total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=0)
+def _weigh(hidden: Tensor, omega: Tensor | None, cells: slice, columns: slice) -> None:
+    """Multiplies [h, c, t * w, m] by the measure of the keys, in place."""
+    if omega is not None:
+        hidden.mul_(omega[cells, :, columns])
+
+
+def _even(count: int, most: int) -> int:
+    """The size of pieces of ``count`` that are at most ``most``, or 1, and hardly differ."""
+    return -(-count // -(-count // max(1, min(most, count))))
 
 
 def _of_cells(bias: Tensor, num_cells: int, cells: slice) -> Tensor:

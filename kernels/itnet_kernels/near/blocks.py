@@ -40,15 +40,22 @@ class Blocks(NamedTuple):
         return measure.new_zeros(batch, num_queries).scatter_add(1, queries.flatten(1), masses)
 
 
-def check_blocks(blocks: Blocks, batch: int) -> None:
-    shapes = [list(part.shape) for part in blocks]
-    (count, size), num_keys = shapes[0][1:], shapes[1][-1]
-    expected = [count, size], [count, num_keys], [count, size, num_keys]
-    fits = all(is_one_of(shape[1:], wanted) for shape, wanted in zip(shapes, expected, strict=True))
-    if not fits or any(shape[0] not in (1, batch) for shape in shapes) or blocks.pairs.dtype != torch.bool:
-        raise ValueError(
-            f"`blocks` {shapes} must be [B or 1, N, t], [B or 1, N, m] and booleans [B or 1, N, t, m] with B = {batch}"
-        )
+def check_blocks(blocks: Blocks | Sequence[Blocks], batch: int) -> list[Blocks]:
+    """One or several blocks as a list; says what is wrong with one that does not fit."""
+    blocks = [blocks] if isinstance(blocks, Blocks) else list(blocks)
+    for part in blocks:
+        shapes = [list(tensor.shape) for tensor in part]
+        count, size, num_keys = part.pairs.shape[1:] if part.pairs.dim() == 4 else (0, 0, 0)
+        expected = [count, size], [count, num_keys], [count, size, num_keys]
+        fits = all(is_one_of(shape[1:], wanted) for shape, wanted in zip(shapes, expected, strict=True))
+        if not fits or any(len(tensor) not in (1, batch) for tensor in part) or part.pairs.dtype != torch.bool:
+            raise ValueError(
+                f"`blocks` {shapes} must be [B or 1, N, t], [B or 1, N, m] and booleans [B or 1, N, t, m] "
+                f"with B = {batch}"
+            )
+    if not blocks:
+        raise ValueError("`blocks` is empty: a sum over no pairs at all")
+    return blocks
 
 
 def all_pairs(listed: Tensor) -> Blocks:
@@ -64,42 +71,76 @@ def listed_blocks(indices: Tensor) -> Blocks:
 
 
 def window_blocks(
-    shape: Sequence[int], reach: int, *, first: int = 0, is_causal: bool = False, beside: Tensor | None = None
-) -> Blocks:
+    shape: Sequence[int],
+    reach: int,
+    *,
+    first: int = 0,
+    is_causal: bool = False,
+    middle: Tensor | None = None,
+    device=None,
+) -> list[Blocks]:
     """The windows of a grid of positions, which are numbered row by row from ``first`` on.
 
     A window reaches ``reach`` positions to both sides along each axis, or to the past only; every position is in its
-    own. All windows hold the positions ``beside`` [k] too. No values are looked at: this can be traced.
+    own. The positions ``middle`` [k], by their numbers, lie in the middle of the grid: they are in every window that
+    extends to there. No values are looked at: this can be traced.
     """
-    device = None if beside is None else beside.device
-    axes = [_axis_blocks(count, reach, is_causal, len(shape) > 1) for count in shape]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    queries, keys, pairs = torch.tensor([[first]]), torch.tensor([[first]]), torch.ones(1, 1, 1, dtype=torch.bool)
-    for (own_queries, own_keys, own_pairs), stride in zip(axes, strides, strict=True):
+    queries, keys = (torch.tensor([[first]], device=device) for _ in range(2))
+    pairs = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    for axis, count in enumerate(shape):
+        stride = math.prod(shape[axis + 1 :])
+        own_queries, own_keys, own_pairs = _axis_blocks(count, reach, is_causal, len(shape) > 1, device)
         queries, keys = (
             (old[:, None, :, None] + stride * new[None, :, None, :]).flatten(2, 3).flatten(0, 1)
             for old, new in ((queries, own_queries), (keys, own_keys))
         )
         pairs = pairs[:, None, :, None, :, None] & own_pairs[None, :, None, :, None, :]
         pairs = pairs.flatten(4, 5).flatten(2, 3).flatten(0, 1)
-    queries, keys, pairs = (part.to(device).unsqueeze(0) for part in (queries, keys, pairs))
-    if beside is not None and len(beside):
-        keys = torch.cat([keys, beside.expand(1, keys.shape[1], -1)], dim=2)
-        pairs = torch.cat([pairs, pairs.any(3, keepdim=True).expand(-1, -1, -1, len(beside))], dim=3)
-    return Blocks(queries, keys, pairs)
+    blocks = Blocks(*(part.unsqueeze(0) for part in (queries, keys, pairs)))
+    return [blocks] if middle is None or not len(middle) else _with_middle(blocks, shape, reach, first, middle)
 
 
-def _axis_blocks(count: int, reach: int, is_causal: bool, is_plane: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _axis_blocks(count: int, reach: int, is_causal: bool, is_plane: bool, device) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [N, t], keys [N, m] and pairs [N, t, m] along one axis; steps beyond its ends are clamped and hidden."""
     ahead = 0 if is_causal else reach
-    # Larger blocks read keys less often, and smaller ones have fewer pairs that do not count.
-    size = 2 if is_plane else min(32, max(4, 2 ** math.ceil(math.log2((reach + ahead + 1) / 4))))
-    if size + reach + ahead >= count:
-        size, starts, offsets = count, torch.zeros(1, 1, dtype=torch.long), torch.arange(count)
-    else:
-        starts, offsets = torch.arange(0, count, size)[:, None], torch.arange(-reach, size + ahead)
-    queries, keys = starts + torch.arange(size), starts + offsets
+    size = _block_size(count, reach + ahead, is_plane)
+    starts, offsets = (
+        torch.arange(0, count, size, device=device)[:, None],
+        torch.arange(-reach, size + ahead, device=device),
+    )
+    if size == count:
+        offsets = torch.arange(count, device=device)
+    queries, keys = starts + torch.arange(size, device=device), starts + offsets
     apart = queries.unsqueeze(2) - keys.unsqueeze(1)  # [N, t, m]
     pairs = (apart <= reach) & (apart >= -ahead)
     pairs = pairs & (queries < count).unsqueeze(2) & ((keys >= 0) & (keys < count)).unsqueeze(1)
     return queries.clamp(max=count - 1), keys.clamp(0, count - 1), pairs
+
+
+def _block_size(count: int, extent: int, is_plane: bool) -> int:
+    """Queries of a block along an axis. Larger blocks read keys less often; smaller ones have fewer pairs that do not
+    count. A window that is about as long as the axis takes all of it."""
+    size = 2 if is_plane else min(32, max(4, 2 ** math.ceil(math.log2((extent + 1) / 4))))
+    return count if size + extent >= count else size
+
+
+def _with_middle(blocks: Blocks, shape: Sequence[int], reach: int, first: int, middle: Tensor) -> list[Blocks]:
+    """The same windows, with positions in the middle of the grid; only some blocks have these among their keys."""
+    spans = [(math.ceil(count / 2 - 1 - reach), math.floor(count / 2 + reach)) for count in shape]
+    meets, near, total = blocks.pairs.any(3), [0], 1
+    for axis, (count, (low, high)) in enumerate(zip(shape, spans, strict=True)):
+        step = (blocks.queries - first) // math.prod(shape[axis + 1 :]) % count
+        meets = meets & (step >= low) & (step <= high)  # [1, N, t]
+        size = _block_size(count, 2 * reach, len(shape) > 1)
+        number, own = -(-count // size), range(max(low, 0) // size, min(high, count - 1) // size + 1)
+        near, total = [before * number + block for before in near for block in own], total * number
+    groups = []
+    for numbers in (near, sorted(set(range(total)) - set(near))):
+        if numbers:
+            chosen = torch.tensor(numbers, device=middle.device)
+            groups.append(Blocks(*(part.index_select(1, chosen) for part in blocks)))
+    queries, keys, pairs = groups[0]
+    reached = meets.index_select(1, torch.tensor(near, device=middle.device)).unsqueeze(-1)  # [1, N, t, 1]
+    keys = torch.cat([keys, middle.expand(1, keys.shape[1], -1)], dim=2)
+    groups[0] = Blocks(queries, keys, torch.cat([pairs, reached.expand(-1, -1, -1, len(middle))], dim=3))
+    return groups
