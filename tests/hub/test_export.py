@@ -8,7 +8,11 @@ import torch
 
 from modeling_itnet.hub.onnx_export import _output_names, export_graph, export_onnx
 
-MODES = {"exact": {"integration_mode": "exact"}, "low_rank": {"integration_mode": "low_rank", "rank": 3}}
+MODES = {
+    "exact": {"integration_mode": "exact"},
+    "low_rank": {"integration_mode": "low_rank", "rank": 3},
+    "near_far": {"integration_mode": "near_far", "rank": 3, "near_size": 9, "num_hidden_layers": 1},
+}
 
 
 def assert_same(actual, expected, predictions):

@@ -30,7 +30,18 @@ from modeling_itnet.hub import flatten
 from modeling_itnet.hub.auto import processor_classes
 from modeling_itnet.modalities import find_heads, load
 
-MONTE_CARLO = ("image", "token-classification")
+# Modes that have code of their own, for some of the models.
+MONTE_CARLO = {"integration_mode": "monte_carlo", "num_samples": 3}
+NEAR_FAR = {"integration_mode": "near_far", "near_size": 9, "near_radius": 0.8, "rank": 3}
+NEAR_FAR_MODELS = (
+    "image-classification",
+    "sequence-classification",
+    "images-and-text",
+    "point-cloud",
+    "graph",
+    "signal",
+)
+MODES = {"image": MONTE_CARLO, "token-classification": MONTE_CARLO} | dict.fromkeys(NEAR_FAR_MODELS, NEAR_FAR)
 TABLE = ("MODALITIES", "_ROWS")
 VQA = "visual-question-answering"
 ISOLATED = Path(__file__).with_name("isolated.py")
@@ -69,7 +80,8 @@ def sources():
 
     def of(row):
         classes = [load(reference) for reference in row.exported]
-        config = ITNetConfig(modality=row.name, position_dim=row.position_dim or 1, approximate_mode="low_rank")
+        settings = {"position_dim": row.position_dim or 1, "approximate_mode": "near_far", "near_radius": 1.0}
+        config = ITNetConfig(modality=row.name, **settings)
         return flatten.flat_sources(config, ITNetConfig, ITNetModel, *classes)
 
     return {name: of(row) for name, row in MODALITIES.items()}
@@ -79,9 +91,7 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
     """`python -I`, our packages, Triton and SciPy not importable, no network: the same outputs."""
     requests, expected_processors = {}, {}
     for name, case in cases.items():
-        # Anchors for one of them: Monte Carlo integration has an operator of its own.
-        overrides = {"integration_mode": "monte_carlo", "num_samples": 3} if name in MONTE_CARLO else {}
-        model, inputs, folder = make_model(name, **overrides), make_inputs(name), tmp_path / name
+        model, inputs, folder = make_model(name, **MODES.get(name, {})), make_inputs(name), tmp_path / name
         processor, expected_processors[name] = processors(model.config)
         model.save_pretrained(folder, with_code=True, processor=processor)
         with torch.no_grad():
