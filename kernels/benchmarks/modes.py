@@ -73,7 +73,7 @@ def summary(results: dict) -> str:
     if any(NEAR in row for row in results["speed"].values()):
         parts.append(_near_table(results["speed"]))
     if results["growth"]:
-        head = [f"time at n = {2 * GROWTH_LENGTH} / time at n = {GROWTH_LENGTH}", *KINDS]
+        head = [f"time at n = {2 * GROWTH_LENGTH} / time at n = {GROWTH_LENGTH} (goal)", *KINDS]
         rows = results["growth"].items()
         parts.append(table(head, ([name, *(judged(row[k], GROWTH_GOAL, True) for k in KINDS)] for name, row in rows)))
     over_exact = []
@@ -110,4 +110,4 @@ def _near_table(speed: dict[str, dict]) -> str:
             memory = row[NEAR].get("peak_over_sdpa")
             shown = "–" if memory is None else judged(memory, MEMORY_GOAL, True)
             rows.append([label, judged(row[NEAR]["speed_over_sdpa"], goal), shown])
-    return table([f"{NEAR} over SDPA", "speed (goal)", "peak memory (goal)"], rows)
+    return table([f"{NEAR} over SDPA (goal)", "speed", "peak memory"], rows)

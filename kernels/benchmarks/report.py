@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(
-        [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    )
+    lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([next(lines), "|---" * len(head) + "|", *lines])
 
 
 def judged(value: float, goal: float | None, at_most: bool = False) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from timing import machine
 
+LAYERS, POINTS = 2, 100_000  # of a whole run
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 INTEGRATION = ROOT / "docs" / "integration.md"
@@ -87,7 +88,7 @@ def prepare(name: str, arguments: argparse.Namespace, rounds: int) -> tuple[Call
         return lambda: widths.measure(rounds, size, (4, 8) if arguments.quick else widths.WIDTHS), widths.summary
     import padded
 
-    return lambda: padded.measure(rounds, size), padded.summary
+    return lambda: padded.measure(rounds, size, batch=8 if arguments.quick else padded.BATCH), padded.summary
 
 
 def main() -> None:
@@ -101,12 +102,10 @@ def main() -> None:
     which.add_argument("--points", type=int, metavar="N", help="a cloud of N points in near_far mode")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout to compare with, cell by cell")
     parser.add_argument("--rounds", type=int, help="interleaved rounds per timing; each benchmark has a default")
-    parser.add_argument("--layers", type=int, default=2, help="depth of the models")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="depth of the models")
     parser.add_argument("--lengths", type=int, nargs="+", help="with --modes: numbers of positions")
     parser.add_argument("--only", type=lambda names: tuple(names.split(",")), help="with --modes: nf-25,lr-8,sdpa")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of fewer cells and no memory, to see that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round, fewer cells, no memory")
     parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
     parser.add_argument("--no-write", action="store_true", help="leave results/ and the pages alone")
     arguments = parser.parse_args()
@@ -133,7 +132,8 @@ def main() -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if arguments.output:
         write_json(arguments.output, results)
-    is_part = arguments.quick or arguments.only or arguments.lengths
+    is_part = arguments.quick or arguments.only or arguments.lengths or arguments.layers != LAYERS
+    is_part = is_part or (name == "points" and arguments.points != POINTS)
     if file and not is_part and not arguments.no_write:
         write_json(HERE / "results" / file, results)
         write_between_marks(page, marks, text)

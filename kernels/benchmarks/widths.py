@@ -61,9 +61,5 @@ def summary(results: dict) -> str:
         limit = BACKWARD_GOAL if 0 < w <= NARROW else None
         cells += [judged(row[key], limit, at_most=True) if key in row else "–" for key in BACKWARD]
         rows.append([name if w == 0 else f"exact, w = {name}", *cells])
-    head = [
-        "over ViT with SDPA, n = 196",
-        *(f"{kind} (goal)" for kind in KINDS),
-        *(f"{key} (goal)" for key in BACKWARD),
-    ]
+    head = ["over ViT with SDPA, n = 196 (goal)", *KINDS, *BACKWARD]
     return "\n\n".join([table(head, rows), conditions(results)])
