@@ -62,7 +62,7 @@ def prepare(name: str, arguments: argparse.Namespace, rounds: int) -> tuple[Call
     if name == "against":
         import against
 
-        cells = against.operator_cells()
+        cells = against.operator_cells()[: 2 if arguments.quick else None]
         if arguments.modes:
             from contestants import ITNET
 
