@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes bench-gpu clean
+.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes widths padded points against bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,19 @@ bench: $(STAMP) ## measure speed and memory of the operator
 
 modes: $(STAMP) ## measure whole models in every integration mode beside attention (slow)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
-	@$(BIN)/python kernels/benchmarks/run.py --modes --rounds 3
+	@$(BIN)/python kernels/benchmarks/run.py --modes
+
+widths: $(STAMP) ## measure exact models by kernel width beside a ViT
+	@$(BIN)/python kernels/benchmarks/run.py --widths
+
+padded: $(STAMP) ## measure padded beside unpadded text
+	@$(BIN)/python kernels/benchmarks/run.py --padded
+
+points: $(STAMP) ## measure near and far fields on 100,000 points: seconds and memory
+	@$(BIN)/python kernels/benchmarks/run.py --points 100000
+
+against: $(STAMP) ## measure the operator here and in another checkout, in turns; DIR=../before
+	@$(BIN)/python kernels/benchmarks/run.py --against $(or $(DIR),$(error DIR must name another checkout, as in make against DIR=../before))
 
 bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
 	@$(BIN)/python kernels/benchmarks/gpu.py

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from report import table
+from rich.progress import track
 from timing import interleaved, median_ratio, peak_bytes
 from torch import Tensor
 
@@ -53,6 +55,16 @@ def make_inputs(shape: Shape, requires_grad: bool = False) -> tuple[Tensor, Tens
     u = torch.randn(shape.batch, shape.n, shape.heads, shape.head_dim, requires_grad=requires_grad)
     tensors = {name: tensor.requires_grad_(requires_grad) for name, tensor in tensors.items()}
     return u, patch_grid(shape.n), KernelWeights(**tensors, fourier=10 * torch.randn(shape.frequencies, 2))
+
+
+def measure(rounds: int) -> dict[str, dict]:
+    steps = {
+        "forward": lambda: forward_efficiency(rounds),
+        "reference": lambda: speed_up_over_reference(max(3, rounds // 4)),
+        "backward": lambda: backward_cost(rounds),
+        "memory": memory_per_token,
+    }
+    return {name: steps[name]() for name in track(steps, description="benchmarks", transient=True)}
 
 
 def forward_efficiency(rounds: int) -> dict[str, float]:
@@ -115,9 +127,9 @@ def speed_up_over_reference(rounds: int) -> dict[str, float]:
     return {"speed_up": median_ratio(times["reference"], times["tiled"])}
 
 
-def backward_cost(rounds: int) -> dict[str, float]:
+def backward_cost(rounds: int, shape: Shape = PAPER_SMALL) -> dict[str, float]:
     """Time of the backward over that of the forward."""
-    inputs = make_inputs(PAPER_SMALL, requires_grad=True)
+    inputs = make_inputs(shape, requires_grad=True)
     grad = torch.randn_like(inputs[0])
     out = {}
 
@@ -142,3 +154,37 @@ def memory_per_token() -> dict[str, float]:
         **{f"bytes_per_token_{n}_to_{2 * n}": value for n, value in zip(lengths[:-1], marginal, strict=True)},
         "largest_over_smallest": max(marginal) / min(marginal),
     }
+
+
+def summary(results: dict) -> str:
+    """The README's table."""
+    forward, memory = results["forward"], results["memory"]
+    rows = [
+        ("`tiled` forward, share of the machine's sgemm rate", f"{forward['share_of_sgemm']:.2f}", "≥ 0.68"),
+        ("`reference` time / `tiled` time", f"{results['reference']['speed_up']:.0f} ×", "≥ 40 ×"),
+        ("backward time / forward time", f"{results['backward']['backward_over_forward']:.2f}", "≤ 3.2"),
+        (
+            "bytes per further token, n = 256 to 2048: largest / smallest",
+            f"{memory['largest_over_smallest']:.2f}",
+            "≤ 1.3",
+        ),
+    ]
+    shares = ", ".join(
+        f"{label} {forward[f'time_share_{name}']:.0%}"
+        for name, label in (
+            ("logits", "first product with the position bias"),
+            ("gelu", "GELU"),
+            ("moments", "second product"),
+            ("contraction", "contraction with W2"),
+            ("rest", "the rest (virtual queries, displacement table, Python)"),
+        )
+    )
+    system = results["machine"]
+    lines = [
+        table(["measured", "value", "goal"], rows),
+        "",
+        f"Where the forward's time goes: {shares}.",
+        f"({system['threads']} threads of {system['instructions']}, sgemm {forward['sgemm_gflops']:.0f} GFLOP/s, "
+        f"torch {system['torch']}; medians of {results['rounds']} interleaved rounds.)",
+    ]
+    return "\n".join(lines)

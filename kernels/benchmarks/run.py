@@ -1,113 +1,142 @@
-"""Runs the benchmarks, prints them, and writes results/cpu.json and the table in README.md.
+"""Runs the benchmarks and prints them as Markdown beside their goals.
 
-python kernels/benchmarks/run.py [--rounds 12] [--no-write]
-python kernels/benchmarks/run.py --modes [--layers 2] [--lengths 196 512 1024 4096]
+python kernels/benchmarks/run.py                       the operator: README.md
+python kernels/benchmarks/run.py --modes               whole models in every integration mode: docs/integration.md
+python kernels/benchmarks/run.py --widths              exact models by kernel width beside a ViT
+python kernels/benchmarks/run.py --padded              padded beside unpadded text
+python kernels/benchmarks/run.py --points 100000       a cloud in near_far mode: seconds and memory
+python kernels/benchmarks/run.py --against DIRECTORY   the operator here and in another checkout; with --modes models
 
-With --modes it times whole models in every integration mode beside attention instead, which takes much longer, and
-writes results/modes_cpu.json and the table in docs/integration.md.
+Both sides of every ratio run in turn. A whole run writes results/NAME.json and the table of a page that has marks for
+it, <!-- NAME: begin --> and <!-- NAME: end -->. A part of a run (--only, --lengths, --quick and the like) only prints;
+--output writes its figures to a file.
 """
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-from operator_speed import backward_cost, forward_efficiency, memory_per_token, speed_up_over_reference
 from rich.console import Console
-from rich.progress import Progress, track
 from timing import machine
 
-HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
-INTEGRATION = HERE.parents[1] / "docs" / "integration.md"
-MARKS = ("<!-- benchmarks: begin -->", "<!-- benchmarks: end -->")
+LAYERS, POINTS = 2, 100_000  # of a whole run
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+INTEGRATION = ROOT / "docs" / "integration.md"
+#: File of the results, page and marks, and rounds.
+OUTPUTS = {
+    "operator": ("cpu.json", ROOT / "README.md", "benchmarks", 12),
+    "modes": ("modes_cpu.json", INTEGRATION, "benchmarks", 3),
+    "widths": ("widths_cpu.json", INTEGRATION, "widths", 5),
+    "padded": ("padded_cpu.json", INTEGRATION, "padded", 9),
+    "points": ("points_cpu.json", INTEGRATION, "points", 1),
+    "against": (None, None, None, 12),
+}
 
 
-def table(results: dict) -> str:
-    """The README's table."""
-    forward, memory = results["forward"], results["memory"]
-    rows = [
-        ("`tiled` forward, share of the machine's sgemm rate", f"{forward['share_of_sgemm']:.2f}", "≥ 0.68"),
-        ("`reference` time / `tiled` time", f"{results['reference']['speed_up']:.0f} ×", "≥ 40 ×"),
-        ("backward time / forward time", f"{results['backward']['backward_over_forward']:.2f}", "≤ 3.2"),
-        (
-            "bytes per further token, n = 256 to 2048: largest / smallest",
-            f"{memory['largest_over_smallest']:.2f}",
-            "≤ 1.3",
-        ),
-    ]
-    shares = ", ".join(
-        f"{label} {forward[f'time_share_{name}']:.0%}"
-        for name, label in (
-            ("logits", "first product with the position bias"),
-            ("gelu", "GELU"),
-            ("moments", "second product"),
-            ("contraction", "contraction with W2"),
-            ("rest", "the rest (virtual queries, displacement table, Python)"),
-        )
-    )
-    system = results["machine"]
-    lines = ["| measured | value | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    lines += [
-        f"Where the forward's time goes: {shares}.",
-        f"({system['threads']} threads of {system['instructions']}, sgemm {forward['sgemm_gflops']:.0f} GFLOP/s, "
-        f"torch {system['torch']}; medians of {results['rounds']} interleaved rounds.)",
-    ]
-    return "\n".join(lines)
+def write_between_marks(page: Path, name: str, text: str) -> None:
+    """Replaces what stands between the marks; a page without them stays as it is."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    if found:
+        page.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
-def write_between_marks(path: Path, text: str) -> None:
-    before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    path.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
-def write(name: str, results: dict, page: Path, text: str) -> None:
-    target = HERE / "results" / name
-    target.parent.mkdir(exist_ok=True)
+def write_json(target: Path, results: dict) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_between_marks(page, text)
 
 
-def run_modes(arguments: argparse.Namespace) -> None:
-    from modes import KINDS, LENGTHS, growth, mode_speed, mode_summary
+def chosen(arguments: argparse.Namespace) -> str:
+    others = ("modes", "widths", "padded", "points")
+    return "against" if arguments.against else next((name for name in others if getattr(arguments, name)), "operator")
 
-    lengths = tuple(arguments.lengths or LENGTHS)
-    results = {"machine": machine(), "rounds": arguments.rounds, "layers": arguments.layers, "longest": max(lengths)}
-    with Progress(transient=True) as progress:
-        task = progress.add_task("modes", total=len(lengths) * len(KINDS) + 1)
-        advance = lambda: progress.advance(task)  # noqa: E731
-        results["speed"] = mode_speed(arguments.rounds, arguments.layers, lengths, advance)
-        results |= growth(arguments.rounds, arguments.layers, max(lengths))
-    text = mode_summary(results)
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
-    if not arguments.no_write:
-        write("modes_cpu.json", results, INTEGRATION, text)
+
+def prepare(name: str, arguments: argparse.Namespace, rounds: int) -> tuple[Callable[[], dict], Callable[[dict], str]]:
+    """What measures and what prints. Modules are imported here, as some need Transformers and some do not."""
+    if name == "operator":
+        import operator_speed
+
+        return lambda: operator_speed.measure(rounds), operator_speed.summary
+    if name == "against":
+        import against
+
+        cells = against.operator_cells()[: 2 if arguments.quick else None]
+        if arguments.modes:
+            from contestants import ITNET
+
+            names = tuple(n for n in ITNET if n != "exact") if arguments.only is None else arguments.only
+            cells = against.model_cells(names, tuple(arguments.lengths or (196, 1024)), arguments.layers)
+        memory = not (arguments.modes or arguments.quick)
+        return lambda: against.measure(rounds, ROOT, arguments.against.resolve(), cells, memory), against.summary
+    if name == "points":
+        import points
+
+        return lambda: points.measure(rounds, arguments.points), points.summary
+    from contestants import Size
+
+    size = Size(layers=arguments.layers)
+    if name == "modes":
+        import modes
+
+        lengths = tuple(arguments.lengths or ((196, 512) if arguments.quick else modes.LENGTHS))
+        return lambda: modes.measure(rounds, size, lengths, arguments.only, not arguments.quick), modes.summary
+    if name == "widths":
+        import widths
+
+        return lambda: widths.measure(rounds, size, (4, 8) if arguments.quick else widths.WIDTHS), widths.summary
+    import padded
+
+    return lambda: padded.measure(rounds, size, batch=8 if arguments.quick else padded.BATCH), padded.summary
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12, help="interleaved rounds per timing")
-    parser.add_argument("--no-write", action="store_true", help="print only; leave results/ and the pages alone")
-    parser.add_argument("--modes", action="store_true", help="whole models in every integration mode instead")
-    parser.add_argument("--layers", type=int, default=2, help="with --modes: depth of the models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--modes", action="store_true", help="whole models in every integration mode (slow)")
+    which.add_argument("--widths", action="store_true", help="exact models by kernel width")
+    which.add_argument("--padded", action="store_true", help="padded beside unpadded text")
+    which.add_argument("--points", type=int, metavar="N", help="a cloud of N points in near_far mode")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout to compare with, cell by cell")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds per timing; each benchmark has a default")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="depth of the models")
     parser.add_argument("--lengths", type=int, nargs="+", help="with --modes: numbers of positions")
+    parser.add_argument("--only", type=lambda names: tuple(names.split(",")), help="with --modes: nf-25,lr-8,sdpa")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer cells, no memory")
+    parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
+    parser.add_argument("--no-write", action="store_true", help="leave results/ and the pages alone")
     arguments = parser.parse_args()
-    if arguments.modes:
-        run_modes(arguments)
-        return
-    steps = {
-        "forward": lambda: forward_efficiency(arguments.rounds),
-        "reference": lambda: speed_up_over_reference(max(3, arguments.rounds // 4)),
-        "backward": lambda: backward_cost(arguments.rounds),
-        "memory": memory_per_token,
-    }
-    results = {"machine": machine(), "rounds": arguments.rounds}
-    for name in track(steps, description="benchmarks", transient=True):
-        results[name] = steps[name]()
-    text = table(results)
-    Console().print(text, markup=False, highlight=False)
-    if not arguments.no_write:
-        write("cpu.json", results, README, text)
+    if arguments.against and (arguments.widths or arguments.padded or arguments.points):
+        parser.error("--against compares the operator, or with --modes whole models")
+    if arguments.against and not (arguments.against / "kernels" / "itnet_kernels").is_dir():
+        parser.error(f"--against ({arguments.against}) must be a checkout of this repository")
+    if arguments.only:
+        from contestants import NAMES
+
+        unknown = [name for name in arguments.only if name not in NAMES]
+        if unknown:
+            parser.error(f"--only has unknown names {unknown}; allowed are {list(NAMES)}")
+
+    name = chosen(arguments)
+    file, page, marks, default_rounds = OUTPUTS[name]
+    rounds = 1 if arguments.quick else arguments.rounds or default_rounds
+    run, summary = prepare(name, arguments, rounds)
+    results = {"machine": machine(), "rounds": rounds}
+    if name in ("modes", "widths", "padded"):
+        results["layers"] = arguments.layers
+    results |= run()
+    text = summary(results)
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    if arguments.output:
+        write_json(arguments.output, results)
+    is_part = arguments.quick or arguments.only or arguments.lengths or arguments.layers != LAYERS
+    is_part = is_part or (name == "points" and arguments.points != POINTS)
+    if file and not is_part and not arguments.no_write:
+        write_json(HERE / "results" / file, results)
+        write_between_marks(page, marks, text)
 
 
 if __name__ == "__main__":

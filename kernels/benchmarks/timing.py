@@ -35,25 +35,32 @@ def median_ratio(numerator: list[float], denominator: list[float]) -> float:
     return median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
-def peak_bytes(module: str, *arguments: str) -> int:
+def own_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    """The last line that ``module`` of this folder prints in a process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
+    here = os.path.dirname(os.path.abspath(__file__))
+    done = subprocess.run(command, cwd=here, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command[1:])}` failed with code {done.returncode}; see its messages above")
+    return done.stdout.splitlines()[-1]
+
+
+def peak_bytes(module: str, *arguments: str, environment: dict[str, str] | None = None) -> int:
     """Growth of the peak resident memory while ``module`` runs its work in a process of its own.
 
     Freed tensors go back to the system at once there: memory that the C library keeps for later would otherwise hide
     what is allocated next.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    here = os.path.dirname(os.path.abspath(__file__))
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    out = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
-    return int(out.stdout.split()[-1])
+    at_once = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    return int(own_process(module, *arguments, environment=at_once | (environment or {})))
 
 
 class PeakMemory:
-    """Largest resident memory inside the block, above what was resident on entering it, in ``bytes``."""
+    """Largest resident memory inside the block: ``peak``, and ``bytes`` above what was resident on entering it."""
 
     def __enter__(self) -> "PeakMemory":
         self._process, self._done = psutil.Process(), threading.Event()
-        self._start = self._peak = self._process.memory_info().rss
+        self._start = self.peak = self._process.memory_info().rss
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -61,11 +68,11 @@ class PeakMemory:
     def __exit__(self, *_) -> None:
         self._done.set()
         self._thread.join()
-        self.bytes = self._peak - self._start
+        self.bytes = self.peak - self._start
 
     def _watch(self) -> None:
         while not self._done.wait(0.002):
-            self._peak = max(self._peak, self._process.memory_info().rss)
+            self.peak = max(self.peak, self._process.memory_info().rss)
 
 
 def machine() -> dict[str, object]:

@@ -56,7 +56,7 @@ HELP_ONLY = {
     "examples/results/make_checkpoints.py": "tests/examples/test_checkpoints.py",
     "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",
-    "kernels/benchmarks/run.py": "minutes of timing",
+    "kernels/benchmarks/run.py": "tests/kernels/test_benchmarks.py",
     "kernels/hub_repository.py": "tests/kernels/test_hub_kernel.py",
     "kernels/benchmarks/inspect_kernels.py": "tests/kernels/test_triton_compile.py",
     "tests/hf_suite/run.py": "needs a clone of Transformers",
