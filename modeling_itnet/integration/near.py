@@ -46,7 +46,12 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
 
 
 def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
-    """The balls of queries that are no keys, with the scale of the keys' domain, whatever the queries."""
+    """The balls of queries that are no keys, with the scale of the keys' domain, whatever the queries.
+
+    Those of a causal operator are its keys.
+    """
+    if config.is_causal:
+        return domain.near(config)
     real = domain.measure > 0 if domain.is_padded else None
     blocks = ball_blocks(queries.exact, domain.coordinates.exact, config.near_radius, None, real)
     return Near(blocks, domain.near(config).scale[:, :1].expand(-1, queries.positions.shape[-2]))
