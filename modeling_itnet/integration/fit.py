@@ -283,7 +283,7 @@ class _NewIntegral(nn.Module):
 
     @torch.no_grad()
     def _near_terms(self, call: _Call) -> Tensor:
-        """What the near field is linear in: the near integral of the exact kernel without b2, and that of the identity.
+        """What the near field is linear in: the near integrals of the exact kernel without b2, and of the identity.
 
         [B, m, H, 2 d_h], or [B, m, H, 0] without a near field.
         """

@@ -101,6 +101,7 @@ class TestErrors:
         report = model.to_near_far(data, rank=1, near_radius=0.2, steps=0, distillation_steps=0)
         assert max(report.layer_errors) < 1e-3
 
+    @torch.no_grad()
     def test_held_out_samples(self, make):
         model, data = make("signal")
         exact = copy.deepcopy(model)
