@@ -74,7 +74,7 @@ def local_interpolation(features: Tensor, positions: Tensor, measure: Tensor, qu
     """
     if positions.shape[-2] <= _NEAREST:
         return shepard_interpolation(features, positions, measure, query_positions)
-    batch, power = len(features), positions.shape[-1] + 2
+    batch, power = features.shape[0], positions.shape[-1] + 2
     places, queries = (t.expand(batch, *t.shape[-2:]) for t in (positions, query_positions))
     indices = nearest_keys(queries, places, measure > 0, _NEAREST)  # [B, m, 16], the nearest first
     samples = torch.arange(batch, device=indices.device)[:, None, None]

@@ -2,7 +2,9 @@
 """Graphs of plain tensor operations, and ONNX files made of them.
 
 The sum over pairs is one opaque operator, which no other runtime knows. Here it is written out, densely: a graph that
-holds one hidden unit of every pair at once, n^2 H w numbers per sample. Low-rank models need no such thing.
+holds one hidden unit of every pair at once, n^2 H w numbers per sample; of near and far models, those of the pairs in
+the blocks of windows. Low-rank models need no such thing. Balls around points are found by values, which a graph has
+not: there all pairs are computed, and those that are not near count for nothing.
 """
 
 import logging
@@ -17,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from itnet_kernels.exact.pair_inputs import PairInputs
 from itnet_kernels.exact.pair_sum import pair_sum
-from itnet_kernels.exact.plain_pair_sum import plain_tile
+from itnet_kernels.exact.plain_pair_sum import plain_block_sum, plain_tile
 
 from ..modeling_itnet import ITNetPreTrainedModel
 
@@ -59,8 +61,10 @@ def export_onnx(
 
 
 def _dense_pair_sum(*arguments) -> Tensor:
-    """``itnet::pair_sum``, all pairs at once."""
+    """``itnet::pair_sum``, all pairs at once, or all blocks."""
     inputs = PairInputs(*arguments)
+    if inputs.block_queries is not None:
+        return plain_block_sum(inputs)
     return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 

@@ -23,6 +23,14 @@ class Near(NamedTuple):
     scale: Tensor  # [B, n_q]
     everywhere: Tensor | None = None  # indices [k] of the positions whose neighbourhood is the whole domain
 
+    def pairs(self, num_keys: int) -> Tensor:
+        """Which pairs are near, as a table of all: [B or 1, n_q, n_k]."""
+        num_queries = self.scale.shape[1]
+        table = torch.zeros(1, num_queries, num_keys, dtype=torch.bool, device=self.scale.device)
+        for blocks in self.blocks:
+            table = table | blocks.dense(num_queries, num_keys)
+        return table if self.everywhere is None else table.index_fill(1, self.everywhere, True)
+
 
 def find_near(config: ITNetConfig, domain: "Domain") -> Near:
     """The neighbourhoods of the positions of a domain.
@@ -40,7 +48,7 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
         x, real = domain.coordinates.exact, measure > 0 if domain.is_padded else None
         blocks = ball_blocks(x, x, config.near_radius, real, real)
     else:
-        own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(len(neighbors), -1, 1)
+        own = torch.arange(neighbors.shape[1], device=neighbors.device)[:, None].expand(neighbors.shape[0], -1, 1)
         blocks = [listed_blocks(torch.cat([own, neighbors.where(neighbors != own, -1)], dim=2))]  # no node twice
     return Near(blocks, region_scale(blocks, measure).expand_as(measure))
 

@@ -25,7 +25,7 @@ def ball_blocks(x: Tensor, y: Tensor, radius: float, real_x: Tensor | None = Non
     the order of the points nor padding decides about a pair. Where values cannot be looked at, as in a compiled graph,
     there is one block of all pairs, and the cost is n_q n_k.
     """
-    sets = max(len(part) for part in (x, y, real_x, real_y) if part is not None)
+    sets = max(part.shape[0] for part in (x, y, real_x, real_y) if part is not None)
     x, y = (part.detach().to(position_dtype(part.device)).expand(sets, -1, -1) for part in (x, y))
     real_x, real_y = (
         torch.ones(part.shape[:2], dtype=torch.bool, device=part.device) if real is None else real.expand(sets, -1)
