@@ -25,7 +25,7 @@ from .heads.text import (
 )
 from .hub import export_to_hub_folder
 from .hub.auto import register_auto_classes, register_modality
-from .integration.low_rank_fit import LowRankReport
+from .integration.fit import FitReport
 from .modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .operator import ITNetFourierFeatures, ITNetOperator
 from .processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor, ITNetProcessor
@@ -36,6 +36,7 @@ register_auto_classes()
 
 __all__ = [
     "Domain",
+    "FitReport",
     "Head",
     "ITNetConfig",
     "ITNetForGraphClassification",
@@ -58,7 +59,6 @@ __all__ = [
     "ITNetProcessor",
     "KernelDiagnosis",
     "KernelSpectrum",
-    "LowRankReport",
     "Modality",
     "Signal",
     "__version__",

@@ -83,10 +83,13 @@ class Domain:
 
     def near(self, config: ITNetConfig) -> Near:
         """The neighbourhood of every position."""
-        key = config.near_size, config.near_radius, config.is_causal
-        if key not in self._near or self.measure.requires_grad:
-            self._near[key] = find_near(config, self)
-        return self._near[key]
+        if _near_key(config) not in self._near or self.measure.requires_grad:
+            self.set_near(config, find_near(config, self))
+        return self._near[_near_key(config)]
+
+    def set_near(self, config: ITNetConfig, near: Near) -> None:
+        """Says what :meth:`near` is, to this domain and to what it resolves to."""
+        self._near[_near_key(config)] = near
 
     def resolve(
         self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors
@@ -110,7 +113,9 @@ class Domain:
     def select(self, samples: Tensor | None) -> "Domain":
         """The domain of some samples of the batch, by their numbers [b]; None for all of them."""
         if samples is None:
-            return self.replaced()
+            same = self.replaced()
+            same._near = self._near
+            return same
         neighbors = None if self.neighbors is None else self.neighbors.index_select(0, samples)
         coordinates, measure = self.coordinates.select(samples), self.measure.index_select(0, samples)
         return self.replaced(coordinates=coordinates, measure=measure, neighbors=neighbors)
@@ -141,6 +146,11 @@ class Domain:
         """The tensors of the domain that require a gradient."""
         tensors = {name: getattr(self, name) for name in ("positions", "measure", "edge_gate")}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad}
+
+
+def _near_key(config: ITNetConfig) -> tuple:
+    """What neighbourhoods depend on beside the domain."""
+    return config.near_size, config.near_radius, config.is_causal
 
 
 def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:

@@ -111,14 +111,30 @@ class ITNetPreTrainedModel(PreTrainedModel):
 
     def to_low_rank(self, rank: int, calibration_data, **settings):
         """
-        Switches a trained model from exact to low-rank integration, in place, and returns a [`LowRankReport`].
+        Switches a trained model from exact to low-rank integration, in place, and returns a [`FitReport`].
 
-        [`modeling_itnet.integration.low_rank_fit.fit_low_rank`] describes the arguments. `rank` is that of the kernel
+        [`modeling_itnet.integration.fit.fit_low_rank`] describes the arguments. `rank` is that of the kernel
         per head, from 1 to `config.head_dim`; `calibration_data` are one or more batches of forward arguments.
         """
+        return self._fit_code("to_low_rank").fit_low_rank(self, rank, calibration_data, **settings)
+
+    def to_near_far(self, calibration_data, *, near_size=None, near_radius=None, rank=None, **settings):
+        """
+        Switches a trained model from exact to near and far integration, in place, and returns a [`FitReport`].
+
+        [`modeling_itnet.integration.fit.fit_near_far`] describes the arguments. `near_size` or `near_radius` is that
+        of the neighbourhoods and `rank` that of the far field per head; by default, the configuration's.
+        `calibration_data` are one or more batches of forward arguments.
+        """
+        neighbourhood = {"near_size": near_size, "near_radius": near_radius}
+        fit = self._fit_code("to_near_far").fit_near_far
+        return fit(self, calibration_data, **neighbourhood, rank=rank, **settings)
+
+    def _fit_code(self, name: str):
+        """The module that fits one mode to another, for the method of this name."""
         if self.is_remote_code():
-            raise ImportError("`to_low_rank` needs the itnet package, and the model to be loaded by its classes")
-        return _package()[1].fit_low_rank(self, rank, calibration_data, **settings)
+            raise ImportError(f"`{name}` needs the itnet package, and the model to be loaded by its classes")
+        return _package()[1]
 
     def to_monte_carlo(self, num_samples: int | None = None) -> None:
         """
@@ -180,13 +196,13 @@ def _forget_missing_code(folder: Path) -> None:
 
 
 def _package():
-    """The exporter and the low-rank fit: what works on models, and is not exported with them."""
+    """The exporter and the fits: what works on models, and is not exported with them."""
     try:
         from modeling_itnet.hub import export
-        from modeling_itnet.integration import low_rank_fit
+        from modeling_itnet.integration import fit
     except ImportError as error:
         raise ImportError("Saving with code needs the itnet package itself, not only its exported code") from error
-    return export, low_rank_fit
+    return export, fit
 
 
 #: What the arguments of forwards are, for the documentation of the model and of its heads.

@@ -3,26 +3,33 @@
 
 The layers of a model are alike: one of them runs, on tensors that have a shape and no values, and the FLOPs and what
 is kept for the backward are counted. Encoder and head are left out.
+
+Neighbourhoods depend on where the positions are. Those of images lie on the most nearly square grid of their number,
+those of text and of causal signals in a row, and all others anywhere in the unit cube. Pairs are counted as they are
+computed: in blocks, which also hold some that do not count.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 from transformers.models.bert.modeling_bert import BertLayer
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import ITNetConfig, find_modality
+from itnet_kernels import Blocks
 from itnet_kernels.exact.pair_inputs import PairInputs
 
 from ..domain import Domain
+from ..integration.near import Near
 from ..layers import ITNetLayer
 
-MODES = ("exact", "monte_carlo", "low_rank")
+MODES = ("exact", "near_far", "monte_carlo", "low_rank")
 
 
 class Cost(NamedTuple):
@@ -34,9 +41,15 @@ class Cost(NamedTuple):
     activation_bytes: int  # what a forward in training keeps for the backward, in float32
 
 
-def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] = MODES) -> list[Cost]:
+def possible_modes(config: ITNetConfig) -> tuple[str, ...]:
+    """:data:`MODES`, without near and far fields where nothing says how large a neighbourhood is."""
+    has_near = _layout(config, 1) is not None or config.near_radius is not None
+    return tuple(mode for mode in MODES if mode != "near_far" or has_near)
+
+
+def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] | None = None) -> list[Cost]:
     """Costs at every number of positions in ``counts``, for every mode and for attention of the same size."""
-    config = copy.deepcopy(config)
+    config, modes = copy.deepcopy(config), possible_modes(config) if modes is None else modes
     for name in ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate"):
         setattr(config, name, 0.0)  # dropout keeps a mask, here as in the peer
     with torch.random.fork_rng(devices=[]), FakeTensorMode():
@@ -77,10 +90,41 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
     def arguments(count: int) -> tuple:
         features = torch.randn(1, count, config.hidden_size, requires_grad=True)
         measure = torch.full((1, count), 1 / count)
-        positions = torch.rand(count, config.position_dim).sort(0).values  # rising, as decay along a line wants them
-        return features, Domain(positions, measure, frequencies, is_padded=False)
+        domain = Domain(
+            _positions(config, count), measure, frequencies, is_padded=False, layout=_layout(config, count)
+        )
+        if mode == "near_far" and domain.layout is None and isinstance(measure, FakeTensor):
+            domain.set_near(config, _found_near(config, count, measure.fake_mode))
+        return features, domain
 
     return layer, arguments
+
+
+def _positions(config: ITNetConfig, count: int) -> Tensor:
+    """[n, s] in the unit cube; on a line they rise, as decay along it wants them."""
+    positions = torch.rand(count, config.position_dim)
+    return positions.sort(0).values if config.position_dim == 1 else positions
+
+
+def _layout(config: ITNetConfig, count: int) -> tuple[tuple[int, ...], ...] | None:
+    """The grids that ``count`` positions of this modality form: patches beside a [CLS], tokens, or none."""
+    dimension = find_modality(config.modality).grid_dim
+    if dimension < 2:
+        return ((count,),) if dimension == 1 or config.is_causal else None
+    patches = count - (config.pooling == "cls")
+    rows = max((rows for rows in range(1, math.isqrt(max(patches, 0)) + 1) if patches % rows == 0), default=0)
+    return (((),) if config.pooling == "cls" else ()) + (((rows, patches // rows),) if rows else ())
+
+
+def _found_near(config: ITNetConfig, count: int, mode: FakeTensorMode) -> Near:
+    """The balls around real positions, as tensors without values: to find them takes values."""
+    with unset_fake_temporarily():
+        domain = Domain(
+            _positions(config, count), torch.full((1, count), 1 / count), torch.empty(0, config.position_dim)
+        )
+        near = domain.near(config)
+    blocks = [Blocks(*map(mode.from_tensor, part)) for part in near.blocks]
+    return Near(blocks, mode.from_tensor(near.scale))
 
 
 def attention_layer(config: ITNetConfig) -> tuple[nn.Module, Callable[[int], tuple]]:
@@ -110,8 +154,14 @@ def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
 
 
 def _pair_sum_flops(*shapes, out_shape=None) -> int:
-    """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer."""
+    """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer.
+
+    With b2, which is in the sum over blocks, 2 d_h per pair and 2 d_h^2 per query more.
+    """
     inputs = PairInputs(*shapes)
     (batch, num_queries, heads, head_dim), width = inputs.queries, inputs.row[-1]
-    per_pair = 4 * width * head_dim + 2 * width**2 * (inputs.w_mid is not None)
-    return batch * num_queries * heads * (inputs.keys[1] * per_pair + 2 * width * head_dim**2)
+    num_keys, outputs = inputs.keys[1], width + (inputs.b2 is not None)
+    if inputs.block_queries is not None:  # [., N, t] and [., N, m]
+        num_queries, num_keys = math.prod(inputs.block_queries[1:]), inputs.block_keys[2]
+    per_pair = 2 * (width + outputs) * head_dim + 2 * width**2 * (inputs.w_mid is not None)
+    return batch * num_queries * heads * (num_keys * per_pair + 2 * outputs * head_dim**2)

@@ -78,7 +78,8 @@ def diagnose_kernels(
     domain. Both are unbiased estimates, so that few samples do not make a kernel look like a convolution.
 
     Args:
-        model: an ITNetModel, or any model that contains one, with exact kernels.
+        model: an ITNetModel, or any model that contains one, with exact kernels; or with near ones
+            (``integration_mode="near_far"``), of which the pairs count that are near.
         inputs: keyword arguments of its forward; 8 samples or more are a good number.
         radius: for ``locality``; a quarter of the largest distance if None.
         part: "full" for K itself; "centred" takes out its mean over all pairs first: b2, which starts as the

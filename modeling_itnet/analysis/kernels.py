@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from itnet_kernels import KernelWeights, kernel_matrices
 from itnet_kernels.exact.reference import pair_measure
+from itnet_kernels.measure import over_mass
 from itnet_kernels.positions import position_dtype
 
 from ..domain import Signal
 from ..integration.capture import operator_inputs
+from ..integration.choice import requested_mode
 from ..operator import ITNetOperator, find_operators
 
 Part = Literal["full", "learned", "variation"]
@@ -28,6 +30,9 @@ class LayerKernels:
     The measure omega of each sample sums to 1 and is 0 on padding. omega_ij is the share of key j in what query i
     sees: omega_j, or in a causal model omega_j relative to the mass of the keys up to i. The edge gate of a graph is
     no part of K_ij.
+
+    The kernel of a model with ``integration_mode="near_far"`` is the near one: query i sees the keys of its
+    neighbourhood, with omega_ij = scale_i omega_j. The far field is no part of K_ij either.
     """
 
     def __init__(self, operator: ITNetOperator, call: Signal):
@@ -40,11 +45,16 @@ class LayerKernels:
         self.measure = measure / measure.sum(1, keepdim=True)  # omega [B, n]
         self.weights: KernelWeights = operator.kernel(domain.frequencies)
         self.is_causal = operator.is_causal
+        is_near = requested_mode(operator.config) == "near_far"
+        self.near = domain.near(operator.config) if is_near else None
 
     @cached_property
     def pair_measure(self) -> Tensor:
         """omega_ij [B, n, n]."""
-        return pair_measure(self.measure, self.measure.shape[1], self.is_causal)
+        if self.near is None:
+            return pair_measure(self.measure, self.measure.shape[1], self.is_causal)
+        weights = self.near.scale.to(self.measure.dtype).unsqueeze(2) * self.measure.unsqueeze(1)
+        return weights * self.near.pairs(self.measure.shape[1])
 
     @cached_property
     def visible(self) -> Tensor:
@@ -100,11 +110,12 @@ def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1
     - ``"full"``: K_ij itself. b2, which starts as the identity, is part of it and may outweigh what differs from pair
       to pair: an identity kernel has norm sqrt(d_h) everywhere.
     - ``"learned"``: K_ij - b2 = W2 GELU(.), what the pair's positions and features add to the constant kernel.
-    - ``"variation"``: K_ij - sum_j omega_ij K_ij, by which query i tells its keys apart; 0 if it takes a plain mean.
+    - ``"variation"``: K_ij - sum_j omega_ij K_ij / sum_j omega_ij, by which query i tells its keys apart; 0 if it
+      takes a plain mean.
 
     Arguments are those of :func:`layer_kernels`. Returns ``[B, H, n, n]`` by sample, head, query i and key j, in
-    float32 at least, and 0 where query i does not see key j: padding, and the future in a causal model. The image
-    models' [CLS] is position 0.
+    float32 at least, and 0 where query i does not see key j: padding, the future in a causal model, and with
+    ``integration_mode="near_far"`` keys that are not near. The image models' [CLS] is position 0.
     """
     if part not in ("full", "learned", "variation"):
         raise ValueError(f"`part` ({part!r}) must be 'full', 'learned' or 'variation'")
@@ -112,9 +123,10 @@ def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1
     if part == "learned":
         kernels.subtract(kernels.weights.b2.unsqueeze(-1))
     omega, norms = kernels.pair_measure, []
+    shares = over_mass(omega, omega.sum(-1, keepdim=True))
     for rows, matrices in kernels.pieces():
         if part == "variation":
-            mean = torch.einsum("bij,bijhac->bihac", omega[:, rows].to(matrices.dtype), matrices)
+            mean = torch.einsum("bij,bijhac->bihac", shares[:, rows].to(matrices.dtype), matrices)
             matrices = matrices - mean.unsqueeze(2)
         norms.append(torch.linalg.matrix_norm(matrices))  # [B, t, n, H]
     return (torch.cat(norms, dim=1) * (omega > 0).unsqueeze(-1)).permute(0, 3, 1, 2)

@@ -19,7 +19,7 @@ _COMPONENTS = {
     "kernel W_mid, b_mid": (("kernel.w_mid", "kernel.b_mid"), None),
     "kernel W2": (("kernel.w2",), 75.5e6),
     "kernel b2": (("kernel.b2",), 0.59e6),
-    "low-rank factors": (("operator.factors",), None),
+    "low-rank factors": (("operator.factors", "decoder.factors"), None),
     "proposal": (("operator.proposal",), None),
     "output W^O": (("operator.output",), 7.08e6),
     "residual W_theta": (("operator.residual",), 7.08e6),

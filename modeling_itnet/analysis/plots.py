@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from ..integration.choice import requested_mode
 from .kernels import Part, kernel_norms
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def _figure(width: float, height: float):
 def _finish(figure, heat, axes, pair: str, model: nn.Module, layer: int, part: Part, path: str | Path) -> None:
     """Adds the title and a scale with plain numbers (matplotlib would write 4.01 as 0.01 and "+4" apart); saves."""
     count = model.config.num_hidden_layers
-    figure.suptitle(f"Layer {layer % count + 1} of {count}: {_NORMS[part]} for {pair}", fontsize=10)
+    kind = ", near field" if requested_mode(model.config) == "near_far" else ""
+    figure.suptitle(f"Layer {layer % count + 1} of {count}{kind}: {_NORMS[part]} for {pair}", fontsize=10)
     bar = figure.colorbar(heat, ax=axes, shrink=0.8)
     bar.formatter.set_useOffset(False)
     bar.set_label(_NORMS[part], fontsize=9)

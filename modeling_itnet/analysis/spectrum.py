@@ -40,7 +40,8 @@ def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: b
     """Singular values of the kernels of all layers at the features that the model has on ``batch``.
 
     ``model`` is an ITNetModel or a head around one, with exact kernels, and ``batch`` holds keyword arguments of its
-    forward. K is formed with all its (n d_h)^2 entries per sample and head: small inputs only. ``centred`` first takes
+    forward. (Near kernels, of ``integration_mode="near_far"``, are 0 where keys are not near, and are without the far
+    field.) K is formed with all its (n d_h)^2 entries per sample and head: small inputs only. ``centred`` first takes
     out the mean of K_ij over all pairs, by the measure of both: the constant part, which low-rank integration has
     besides its factors.
     """

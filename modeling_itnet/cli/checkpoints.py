@@ -24,7 +24,7 @@ def create(
     preset: Annotated[str, Argument(help="itnet-tiny, -pc, -small, -base or -large.")],
     folder: Annotated[Path, Argument(help="New or empty folder to write the model to.")],
     modality: Annotated[str | None, Option(help=f"One of {', '.join(MODALITIES)}.")] = None,
-    mode: Annotated[str | None, Option(help="exact, monte_carlo, low_rank or auto.")] = None,
+    mode: Annotated[str | None, Option(help="exact, near_far, low_rank, monte_carlo or auto.")] = None,
     task: Annotated[str | None, Option(help=_TASKS)] = None,
     num_labels: Annotated[int | None, Option(help="Number of classes of the head.")] = None,
     tokenizer: Annotated[str | None, Option(help="Tokenizer to use: a folder or a Hub id.")] = None,
@@ -64,8 +64,12 @@ def export(
 def convert(
     checkpoint: Annotated[Path, Argument(help="Folder with an exact model.")],
     folder: Annotated[Path, Argument(help="New or empty folder to write the converted model to.")],
-    to: Annotated[str, Option(help="low_rank, auto (both kinds of weights) or monte_carlo.")] = "low_rank",
-    rank: Annotated[int, Option(min=1, help="Rank per head of the low-rank kernel.")] = 8,
+    to: Annotated[str, Option(help="low_rank, auto (exact and low_rank), near_far or monte_carlo.")] = "low_rank",
+    rank: Annotated[int, Option(min=1, help="Rank per head of the low-rank kernel, or of the far field.")] = 8,
+    near_size: Annotated[
+        int | None, Option(min=1, help="near_far: positions of a window, in text and images.")
+    ] = None,
+    near_radius: Annotated[float | None, Option(help="near_far: radius of a neighbourhood elsewhere.")] = None,
     num_samples: Annotated[int | None, Option(min=1, help="Samples per query of Monte Carlo integration.")] = None,
     data: Annotated[list[Path], Option(help=_DATA)] = (),
     limit: Annotated[int, Option(min=1, help="Number of inputs to calibrate on.")] = 64,
@@ -74,19 +78,25 @@ def convert(
     as_json: Annotated[bool, Option("--json", help="Print the errors as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Switch a trained exact model to low-rank or Monte Carlo integration."""
-    if to not in ("low_rank", "auto", "monte_carlo"):
-        raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto' or 'monte_carlo'")
+    """Switch a trained exact model to low-rank, near and far, or Monte Carlo integration."""
+    if to not in ("low_rank", "auto", "near_far", "monte_carlo"):
+        raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto', 'near_far' or 'monte_carlo'")
     _check_new_folder(folder, overwrite, checkpoint)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     report = None
     if to == "monte_carlo":
         model.to_monte_carlo(num_samples)
     elif not data:
-        raise ValueError(f"`--to {to}` needs `--data`: the factors are fitted to what the model does on real inputs")
+        raise ValueError(
+            f"`--to {to}` needs `--data`: the new kernels are fitted to what the model does on real inputs"
+        )
     else:
         batches = read_inputs(checkpoint, model.config, data, limit, batch_size)
-        report = model.to_low_rank(rank, batches, steps=steps, distillation_steps=steps, integration_mode=to)
+        settings = {"steps": steps, "distillation_steps": steps}
+        if to == "near_far":
+            report = model.to_near_far(batches, rank=rank, near_size=near_size, near_radius=near_radius, **settings)
+        else:
+            report = model.to_low_rank(rank, batches, integration_mode=to, **settings)
     model.save_pretrained(folder, processor=processors)
     if as_json:
         errors = {} if report is None else asdict(report)

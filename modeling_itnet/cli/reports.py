@@ -14,7 +14,16 @@ from typer import Argument, Exit, Option
 
 from configuration_itnet import ITNetConfig, preset_names
 
-from ..analysis.costs import MODES, Cost, attention_layer, itnet_layer, model_costs, peer_name, peer_parameters
+from ..analysis.costs import (
+    MODES,
+    Cost,
+    attention_layer,
+    itnet_layer,
+    model_costs,
+    peer_name,
+    peer_parameters,
+    possible_modes,
+)
 from ..analysis.parameters import ParameterTable, parameter_table
 from ..special_cases.verify import theorem_table
 from . import commands, given, print_json
@@ -83,13 +92,14 @@ def bench(
     device: Annotated[str, Option(help="cpu, cuda, ...")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Time one layer, forward and backward, beside an attention layer of the same width."""
+    """Time one layer, forward and backward, beside an attention layer of the same width. Neighbourhoods, which all
+    layers of a forward share, are found before."""
     unknown = set(modes or []) - set(MODES)
     if unknown:
         raise ValueError(f"`--mode` ({', '.join(sorted(unknown))}) must be one of {', '.join(MODES)}")
     config = load_config(model)
     try:
-        layers = {mode: itnet_layer(config, mode, config.backend) for mode in modes or MODES}
+        layers = {mode: itnet_layer(config, mode, config.backend) for mode in modes or possible_modes(config)}
         layers[peer_name(config)] = attention_layer(config)
         layers = {name: (layer.to(device), arguments) for name, (layer, arguments) in layers.items()}
     except (RuntimeError, AssertionError) as error:

@@ -55,28 +55,37 @@ class ITNetQueryLayer(nn.Module):
         query_positions: Tensor,  # [m, s] or [B, m, s]
     ) -> Tensor:
         """w [B, m, d]."""
-        num_heads, is_causal = self.config.num_attention_heads, self.config.is_causal
-        where = domain.positions, domain.measure, query_positions
-        if self.factors is None or is_causal:
-            hidden_states = shepard_interpolation(features, *where, is_causal)
-        else:
-            hidden_states = local_interpolation(features, *where)
-        places = Coordinates(query_positions, domain.frequencies, name="query_positions")
-        hidden_states = hidden_states + self.position_projection(places.features_in(features.dtype))  # v
+        places = self.places(domain, query_positions)
+        hidden_states = self.interpolated(features, domain, places, is_local=self.factors is not None)
         queries = self.query_norm(hidden_states)
-        u, kernel = features.unflatten(-1, (num_heads, -1)), self.kernel(domain.frequencies)
-        queries_by_head = queries.unflatten(-1, (num_heads, -1))
-        if self.factors is None:
-            given = {"queries": queries_by_head, "query_positions": places, "is_causal": is_causal}
-            settings = {"measure": domain.measure, "backend": self.config.backend}
-            integral = integral_transform(u, domain.coordinates, kernel, **given, **settings)
-        else:
-            near = domain.near(self.config) if is_causal else find_near_keys(self.config, places, domain)
-            integral = near_integral(u, domain, kernel, near, self.config, queries_by_head, places)
-            integral = integral + self.factors(u, domain, queries=queries_by_head, query_domain=places)[0]
-        hidden_states = hidden_states + self.output(integral.flatten(-2)) + self.residual(queries)
+        integral = self.integral(features, domain, queries, places)
+        hidden_states = hidden_states + self.output(integral) + self.residual(queries)
         hidden_states = hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
         return self.layernorm(hidden_states)
+
+    def places(self, domain: Domain, query_positions: Tensor) -> Coordinates:
+        return Coordinates(query_positions, domain.frequencies, name="query_positions")
+
+    def interpolated(self, features: Tensor, domain: Domain, places: Coordinates, is_local: bool) -> Tensor:
+        """v [B, m, d]; S[u] over all positions or, except in a causal model, over the nearest."""
+        where, is_causal = (domain.positions, domain.measure, places.positions), self.config.is_causal
+        if is_local and not is_causal:
+            values = local_interpolation(features, *where)
+        else:
+            values = shepard_interpolation(features, *where, is_causal)
+        return values + self.position_projection(places.features_in(features.dtype))
+
+    def integral(self, features: Tensor, domain: Domain, queries: Tensor, places: Coordinates) -> Tensor:
+        """The heads' integrals side by side, before W^O, for queries LN(v) [B, m, d]: [B, m, d]."""
+        u, queries = (tensor.unflatten(-1, (self.config.num_attention_heads, -1)) for tensor in (features, queries))
+        kernel = self.kernel(domain.frequencies)
+        if self.factors is None:
+            given = {"queries": queries, "query_positions": places, "is_causal": self.config.is_causal}
+            settings = {"measure": domain.measure, "backend": self.config.backend}
+            return integral_transform(u, domain.coordinates, kernel, **given, **settings).flatten(-2)
+        near = find_near_keys(self.config, places, domain)
+        near = near_integral(u, domain, kernel, near, self.config, queries, places)
+        return (near + self.factors(u, domain, queries=queries, query_domain=places)[0]).flatten(-2)
 
 
 @auto_docstring(

@@ -2,8 +2,9 @@
 """Graphs of plain tensor operations, and ONNX files made of them.
 
 The sum over pairs is one opaque operator, which no other runtime knows. Here it is written out, densely: a graph that
-holds one hidden unit of every pair at once, n^2 H w numbers per sample. That of near fields holds the pairs of their
-blocks alone, and low-rank models need no such thing.
+holds one hidden unit of every pair at once, n^2 H w numbers per sample; of near and far models, those of the pairs in
+the blocks of windows. Low-rank models need no such thing. Balls around points are found by values, which a graph has
+not: there all pairs are computed, and those that are not near count for nothing.
 """
 
 import logging
@@ -60,10 +61,10 @@ def export_onnx(
 
 
 def _dense_pair_sum(*arguments) -> Tensor:
-    """``itnet::pair_sum``, all pairs at once, or those of all blocks."""
+    """``itnet::pair_sum``, all pairs at once, or all blocks."""
     inputs = PairInputs(*arguments)
-    if inputs.block_queries is not None:
-        return plain_block_sum(inputs)
+    if inputs.block_pairs:
+        return sum(plain_block_sum(inputs, number) for number in range(len(inputs.block_pairs)))
     return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 

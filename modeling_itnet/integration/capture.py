@@ -32,14 +32,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@torch.no_grad()
 def operator_inputs(model: nn.Module, inputs: Mapping[str, Tensor], name: str = "inputs") -> list[Signal]:
     """Runs the model on ``inputs`` in evaluation mode; returns the LN(u) that each operator was called with."""
-    inputs = forward_arguments(model, inputs, name)
+    calls = module_inputs(model, find_operators(model), forward_arguments(model, inputs, name))
+    return [Signal(*arguments[:2]) for arguments in calls]
+
+
+@torch.no_grad()
+def module_inputs(model: nn.Module, modules: list[nn.Module], inputs: Mapping[str, Tensor]) -> list[tuple]:
+    """Runs the model on ``inputs`` in evaluation mode; returns what some of its modules were called with."""
     captured = []
     with evaluating(model), ExitStack() as hooks:
-        for operator in find_operators(model):
-            hook = operator.register_forward_pre_hook(lambda _, args: captured.append(Signal(*args[:2])))
+        for module in modules:
+            hook = module.register_forward_pre_hook(lambda _, arguments: captured.append(arguments))
             hooks.callback(hook.remove)
         model(**inputs)
     return captured
+
+
+def module_output(model: nn.Module, module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Runs the model on ``inputs`` in evaluation mode; returns what one of its modules gave, with its graph."""
+    captured = []
+    hook = module.register_forward_hook(lambda _, arguments, output: captured.append(output))
+    try:
+        with evaluating(model):
+            model(**inputs)
+    finally:
+        hook.remove()
+    return captured[-1]

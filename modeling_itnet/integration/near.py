@@ -22,6 +22,14 @@ class Near(NamedTuple):
     blocks: list[Blocks]
     scale: Tensor  # [B, n_q]
 
+    def pairs(self, num_keys: int) -> Tensor:
+        """Which pairs are near, as a table of all: [B or 1, n_q, n_k]."""
+        num_queries = self.scale.shape[1]
+        table = torch.zeros(1, num_queries, num_keys, dtype=torch.bool, device=self.scale.device)
+        for blocks in self.blocks:
+            table = table | blocks.dense(num_queries, num_keys)
+        return table if self.everywhere is None else table.index_fill(1, self.everywhere, True)
+
 
 def find_near(config: ITNetConfig, domain: "Domain") -> Near:
     """The neighbourhoods of the positions of a domain.
@@ -45,7 +53,12 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
 
 
 def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
-    """The balls of queries that are no keys, with the scale of the keys' domain, whatever the queries."""
+    """The balls of queries that are no keys, with the scale of the keys' domain, whatever the queries.
+
+    Those of a causal operator are its keys.
+    """
+    if config.is_causal:
+        return domain.near(config)
     real = domain.measure > 0 if domain.is_padded else None
     blocks = ball_blocks(queries.exact, domain.coordinates.exact, config.near_radius, None, real)
     return Near(blocks, domain.near(config).scale[:, :1].expand(-1, queries.positions.shape[-2]))

@@ -53,6 +53,13 @@ class TestCreate:
         assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == "héllo 世界x"
         assert model(**batch).logits.shape == (*batch["input_ids"].shape, 261)
 
+    def test_near_far(self, run):
+        run("create", "itnet-tiny", "m", "--modality", "point_cloud", "--mode", "near_far", "--set", "near_radius=0.5")
+        model = AutoModel.from_pretrained("m")
+        assert (model.config.integration_mode, model.config.near_radius) == ("near_far", 0.5)
+        operator = model.layers[0].operator
+        assert operator.kernel is not None and operator.factors is not None
+
     @pytest.mark.parametrize(
         "modality, auto_class",
         [("multimodal", AutoProcessor), ("point_cloud", AutoFeatureExtractor), ("graph", AutoFeatureExtractor)],
@@ -173,12 +180,35 @@ class TestConvert:
         assert "no such file or folder: nowhere" in fail("convert", "a", "c", "--data", "nowhere")
         assert "low-rank model already" in fail("convert", "b", "c", "--data", "pictures")
 
+    def test_near_far(self, run, fail, tmp_path):
+        run(*("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1", "--set", "kernel_init_scale=1.0"))
+        (tmp_path / "pictures").mkdir()
+        for seed in range(4):
+            picture(tmp_path / "pictures" / f"{seed}.png", seed)
+        options = ("--to", "near_far", "--near-size", 9, "--rank", 2, "--data", "pictures", "--steps", 5)
+        report = json.loads(run("convert", "a", "b", *options, "--json"))
+        assert report["integration_mode"] == "near_far" and len(report["layer_errors"]) == 1
+        exact, converted = AutoModel.from_pretrained("a").eval(), AutoModel.from_pretrained("b").eval()
+        config = converted.config
+        assert (config.integration_mode, config.near_size, config.rank) == ("near_far", 9, 2)
+        images = [Image.open(tmp_path / "pictures" / f"{seed}.png") for seed in range(4)]
+        pixels = AutoImageProcessor.from_pretrained("b")(images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            expected, actual = exact(pixels).last_hidden_state, converted(pixels).last_hidden_state
+        error = ((actual - expected).norm() / expected.norm()).item()
+        assert error > 1e-4
+        assert error == pytest.approx(report["output_error"], abs=100 * torch.finfo(torch.float32).eps)
+        assert "square of an odd number" in fail(
+            *("convert", "a", "c", "--to", "near_far", "--near-size", 8, "--data", "pictures")
+        )
+        assert "it has near kernels" in fail("convert", "b", "c", "--data", "pictures")
+
     def test_monte_carlo(self, run, fail):
         run("create", "itnet-tiny", "a", "--set", "num_hidden_layers=1")
         run("convert", "a", "b", "--to", "monte_carlo", "--num-samples", 7)
         config = AutoModel.from_pretrained("b").config
         assert (config.integration_mode, config.num_samples) == ("monte_carlo", 7)
-        assert "must be 'low_rank', 'auto' or 'monte_carlo'" in fail("convert", "a", "c", "--to", "magic")
+        assert "must be 'low_rank', 'auto', 'near_far' or 'monte_carlo'" in fail("convert", "a", "c", "--to", "magic")
 
 
 class TestPlotKernel:
@@ -203,8 +233,9 @@ class TestPlotKernel:
 
 
 def test_bench(run, fail):
-    report = json.loads(run("bench", "-n", 8, "--rounds", 1, "--mode", "exact", "--json"))
-    assert [row["model"] for row in report["results"]] == ["exact", "ViT (attention)"]
+    modes = ("--mode", "exact", "--mode", "near_far")
+    report = json.loads(run("bench", "-n", 8, "--rounds", 1, *modes, "--json"))
+    assert [row["model"] for row in report["results"]] == ["exact", "near_far", "ViT (attention)"]
     assert all(0 < row["forward_ms"] < row["total_ms"] for row in report["results"])
     assert "`--mode` (magic)" in fail("bench", "--mode", "magic")
     assert "`--device` ('cuda')" in fail("bench", "--device", "cuda") or torch.cuda.is_available()

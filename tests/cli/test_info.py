@@ -9,7 +9,8 @@ from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 from typer.testing import CliRunner
 
 from configuration_itnet import ITNetConfig
-from modeling_itnet import ITNetForImageClassification, ITNetModel
+from itnet_kernels import window_blocks
+from modeling_itnet import ITNetForImageClassification, ITNetForSignalRegression, ITNetModel
 from modeling_itnet.analysis.costs import model_costs, peer_parameters
 from modeling_itnet.analysis.parameters import PAPER_BASE, count_parameters, parameter_table
 from modeling_itnet.cli import app
@@ -39,6 +40,17 @@ def test_counts_are_the_models(tmp_path):
     assert sum(counts.values()) == model.num_parameters()
     assert counts["head"] == 7 * (config.hidden_size + 1)
     assert parameter_table("itnet-tiny", config).total == ITNetModel(config).num_parameters()
+
+
+def test_near_and_far_parameters_are_counted():
+    settings = {"modality": "signal", "position_dim": 2, "near_radius": 0.2, "integration_mode": "near_far"}
+    model = ITNetForSignalRegression(ITNetConfig.from_preset("itnet-tiny", **settings))
+    counts = count_parameters(model)
+    assert sum(counts.values()) == model.num_parameters()
+    layers = [layer.operator for layer in model.itnet.layers]
+    factors = [*layers, model.decoder]
+    assert counts["low-rank factors"] == sum(p.numel() for part in factors for p in part.factors.parameters())
+    assert counts["kernel W2"] == sum(part.kernel.w2.numel() for part in factors)
 
 
 def test_json_and_table_agree(run):
@@ -101,10 +113,50 @@ class TestCosts:
         assert num_loss_queries(config, 200) == 3
         assert cost.forward_flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
-    @pytest.mark.parametrize("mode", ["exact", "monte_carlo", "low_rank"])
+    @pytest.mark.parametrize("is_causal", [False, True], ids=["complete", "causal"])
+    def test_near_flops_are_those_of_the_blocks(self, is_causal):
+        """The blocks of windows written with einsum, counted by PyTorch, beside low rank, whose far field it is."""
+        settings = {"modality": "text", "near_size": 9, "is_causal": is_causal}
+        config = ITNetConfig.from_preset("itnet-tiny", **settings)
+        count, heads, size, width = 50, config.num_attention_heads, config.head_dim, config.kernel_hidden_size
+        blocks = window_blocks((count,), 8 if is_causal else 4, is_causal=is_causal)
+        num_blocks, rows, keys = blocks.pairs.shape[1:]
+        assert num_blocks * rows >= count and rows * keys < 0.5 * count**2
+        u, virtual = torch.randn(num_blocks, keys, heads, size), torch.randn(num_blocks, rows, heads, width, size)
+        hidden, pairs = torch.randn(num_blocks, heads, rows, keys, width), torch.randn(num_blocks, rows, keys)
+        with FlopCounterMode(display=False) as counter:
+            torch.einsum("nihkc,njhc->nhijk", virtual, u)  # logits
+            moments = torch.einsum("nhijk,njhc->nihkc", hidden, u)
+            torch.einsum("nihkc,hkca->niha", moments, torch.randn(heads, width, size, size))
+            means = torch.einsum("nij,njhc->nihc", pairs, u)
+            torch.einsum("nihc,hca->niha", means, torch.randn(heads, size, size))
+        near, low_rank, _ = (cost.forward_flops for cost in model_costs(config, [count], ("near_far", "low_rank")))
+        expected = config.num_hidden_layers * counter.get_total_flops()
+        assert expected <= near - low_rank <= 1.1 * expected  # what is computed per position alone comes on top
+
+    @pytest.mark.parametrize("modality", ["image", "text", "point_cloud"])
+    def test_near_and_far_are_linear(self, modality):
+        """Images in several rows of whole blocks, clouds with a ball that shrinks as the number grows."""
+        flops = []
+        for count in (2049, 4097):
+            radius = {"near_radius": 0.2 * (2048 / count) ** (1 / 3)} if modality == "point_cloud" else {}
+            config = ITNetConfig.from_preset("itnet-tiny", modality=modality, **radius)
+            flops.append(model_costs(config, [count], ("near_far",))[0].forward_flops)
+        assert 1.8 < flops[1] / flops[0] < 2.2
+
+    def test_near_fields_that_nothing_is_known_of(self):
+        """A signal without `near_radius`, a graph without edges: no figure, and no guess."""
+        for settings in ({"modality": "signal", "position_dim": 2}, {"modality": "graph"}):
+            config = ITNetConfig.from_preset("itnet-tiny", **settings)
+            assert "near_far" not in [cost.model for cost in model_costs(config, [16])]
+            with pytest.raises(ValueError, match=r"`near_radius` \(None\) must be given"):
+                model_costs(config, [16], ("near_far",))
+
+    @pytest.mark.parametrize("mode", ["exact", "near_far", "monte_carlo", "low_rank"])
     def test_memory_is_what_a_model_keeps(self, mode):
         """Extrapolated from 24 positions to 200, beside a whole model that runs there."""
-        config = ITNetConfig.from_preset("itnet-tiny", modality="signal", position_dim=2, integration_mode=mode)
+        settings = {"modality": "signal", "position_dim": 2, "near_radius": 0.2, "integration_mode": mode}
+        config = ITNetConfig.from_preset("itnet-tiny", **settings)
         (cost, _) = model_costs(config, [200], (mode,))
         model, kept = ITNetModel(config).train(), {}
 
@@ -133,7 +185,7 @@ class TestCosts:
 
     def test_printed(self, run):
         as_json = json.loads(run("info", "itnet-tiny", "-n", "65", "-n", "256", "--json").stdout)["itnet-tiny"]
-        assert [cost["positions"] for cost in as_json["costs"]] == [65] * 4 + [256] * 4
+        assert [cost["positions"] for cost in as_json["costs"]] == [65] * 5 + [256] * 5
         assert as_json["peer"] == {"ViT (attention)": 211584}
         assert "low_rank" in run("info", "itnet-tiny", "-n", "65").stdout
 

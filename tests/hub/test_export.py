@@ -10,9 +10,10 @@ from modeling_itnet.hub.onnx_export import _output_names, export_graph, export_o
 
 MODES = {
     "exact": {"integration_mode": "exact"},
+    "near_far": {"integration_mode": "near_far", "near_size": 9, "rank": 3, "patch_size": 4},
     "low_rank": {"integration_mode": "low_rank", "rank": 3},
-    "near_far": {"integration_mode": "near_far", "rank": 3, "near_size": 9, "num_hidden_layers": 1},
 }
+NEAR = {"integration_mode": "near_far", "rank": 3}
 
 
 def assert_same(actual, expected, predictions):
@@ -42,8 +43,16 @@ def test_export_of_graphs_has_a_fixed_batch(make_model, make_inputs, predictions
         ("image-classification", {}),
         ("masked-lm", {"is_causal": True, "kernel_num_layers": 3, "kernel_output_sharing": "shared"}),
         ("signal", {"kernel_inputs": ["y", "distance", "u_y"], "num_fourier_features": 0}),
+        ("image-classification", NEAR | {"near_size": 9, "patch_size": 4}),
+        ("masked-lm", NEAR | {"near_size": 3}),
+        ("masked-lm", NEAR | {"near_size": 2, "is_causal": True, "kernel_num_layers": 3, "factor_form": "matrix"}),
+        ("point-cloud", NEAR | {"near_radius": 0.5}),
+        ("signal", NEAR | {"near_radius": 0.4, "kernel_input_sharing": "per_head"}),
     ],
-    ids=["image", "causal-three-layers", "other-queries"],
+    ids=[
+        *("image", "causal-three-layers", "other-queries"),
+        *("near-image", "near-text", "near-causal", "near-points", "near-queries"),
+    ],
 )
 def test_graph_of_plain_operations(name, overrides, make_model, make_inputs, predictions):
     model, other = make_model(name, num_hidden_layers=1, **overrides), make_inputs(name, batch=5, seed=9)

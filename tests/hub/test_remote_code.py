@@ -170,7 +170,7 @@ def test_folder_holds_what_the_model_needs(tmp_path, cases, make_model, processo
             assert found <= expected and (case.modality in found or room == "processing"), (name, room)
         assert not {file for file in files if file.startswith(("analysis", "cli", "special_cases", "training"))}
         assert ("hub_pipelines" in files) == (name == VQA)
-        assert "integration_low_rank_fit" not in files
+        assert "integration_fit" not in files
         assert not hasattr(model.config, "auto_map")
 
 

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
 
     def mass(self, measure: Tensor, num_queries: int) -> Tensor:
         """sum_j omega_j over the keys of every query: measure [B, n_k] -> [B, n_q]."""
-        batch = measure.shape[0]
+        batch = measure.shape[0]  # not its len: that would be a constant of a traced graph
         queries, keys, pairs = (part.expand(batch, *part.shape[1:]) for part in self)
         weights = measure.gather(1, keys.flatten(1)).view(keys.shape)  # [B, N, m]
         masses = (pairs.to(measure.dtype) @ weights.unsqueeze(-1)).flatten(1)  # [B, N t]
