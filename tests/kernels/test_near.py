@@ -33,15 +33,19 @@ def counted(blocks: list[Blocks], num_queries: int, num_keys: int) -> Tensor:
     return table
 
 
-def window_table(shape, reach, *, first=0, is_causal=False, beside=()) -> Tensor:
-    """Which pairs are in a window, [n, n], position by position; ``first`` positions come before the grid."""
+def window_table(shape, reach, *, first=0, is_causal=False, middle=()) -> Tensor:
+    """Which pairs are in a window, [n, n], position by position; ``first`` positions come before the grid.
+
+    Position k of an axis is the interval [k, k + 1], and the middle a point.
+    """
     places = list(itertools.product(*map(range, shape)))
     table = torch.zeros(first + len(places), first + len(places), dtype=torch.bool)
     for i, x in enumerate(places):
         for j, y in enumerate(places):
             steps = [a - b for a, b in zip(x, y, strict=True)]
             table[first + i, first + j] = all(-(0 if is_causal else reach) <= step <= reach for step in steps)
-        table[first + i, list(beside)] = True
+        extends = [k - reach <= count / 2 <= k + 1 + reach for k, count in zip(x, shape, strict=True)]
+        table[first + i, list(middle)] = all(extends)
     return table
 
 
@@ -57,31 +61,34 @@ class TestWindows:
     def test_a_line(self, shape, reach, is_causal):
         blocks = window_blocks(shape, reach, is_causal=is_causal)
         expected = window_table(shape, reach, is_causal=is_causal)
-        assert torch.equal(counted([blocks], *expected.shape)[0], expected.long())
+        assert torch.equal(counted(blocks, *expected.shape)[0], expected.long())
 
     @pytest.mark.parametrize("reach", [0, 1, 2, 9])
     @pytest.mark.parametrize("shape", [(1, 1), (1, 6), (5, 4), (9, 7), (3, 4, 5)], ids=str)
     def test_grids(self, shape, reach):
         blocks = window_blocks(shape, reach)
         expected = window_table(shape, reach)
-        assert torch.equal(counted([blocks], *expected.shape)[0], expected.long())
+        assert torch.equal(counted(blocks, *expected.shape)[0], expected.long())
 
-    @pytest.mark.parametrize("shape", [(9,), (4, 5)], ids=str)
-    def test_beside_and_behind_other_positions(self, shape):
-        """A grid that begins behind three positions, two of which are in all windows, and have none themselves."""
-        beside = torch.tensor([0, 2])
-        blocks = window_blocks(shape, 1, first=3, beside=beside)
-        expected = window_table(shape, 1, first=3, beside=beside)
-        assert not expected[:3].any() and expected[3:, [0, 2]].all() and not expected[:, 1].any()
-        assert torch.equal(counted([blocks], *expected.shape)[0], expected.long())
-        nothing = window_blocks(shape, 1, beside=beside[:0])
-        assert torch.equal(counted([nothing], *expected[3:, 3:].shape)[0], window_table(shape, 1).long())
+    @pytest.mark.parametrize("reach", [0, 1, 2, 9])
+    @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 3), (4, 5), (9, 7), (8, 12)], ids=str)
+    def test_positions_in_the_middle(self, shape, reach):
+        """A grid behind three positions, two of which lie in its middle, and have no windows themselves."""
+        middle = torch.tensor([0, 2])
+        blocks = window_blocks(shape, reach, first=3, middle=middle)
+        expected = window_table(shape, reach, first=3, middle=middle)
+        assert not expected[:3].any() and expected[3:, [0, 2]].any() and not expected[:, 1].any()
+        assert torch.equal(counted(blocks, *expected.shape)[0], expected.long())
+
+    def test_nothing_in_the_middle(self):
+        (blocks,) = window_blocks((4, 5), 1, middle=torch.tensor([], dtype=torch.long))
+        assert torch.equal(counted([blocks], 20, 20)[0], window_table((4, 5), 1).long())
 
     def test_few_pairs_do_not_count(self):
         """The blocks of long windows are mostly full: what is computed is within twice of what counts."""
         for shape, reach in (((1000,), 2), ((1000,), 12), ((1000,), 100), ((50, 50), 2)):
-            pairs = window_blocks(shape, reach).pairs
-            assert pairs.float().mean() > 0.5, shape
+            (blocks,) = window_blocks(shape, reach)
+            assert blocks.pairs.float().mean() > 0.5, shape
 
 
 class TestBalls:
@@ -119,7 +126,8 @@ class TestBalls:
 
     def test_nobody_is_near(self):
         far = torch.full((1, 3, 2), 9.0)
-        assert ball_blocks(far, torch.rand(1, 5, 2), 0.1) == []
+        blocks = ball_blocks(far, torch.rand(1, 5, 2), 0.1)
+        assert len(blocks) == 1 and not blocks[0].pairs.any()
 
     @pytest.mark.parametrize("size", [6, 36], ids=["dense", "tree"])
     def test_points_at_the_radius_are_inside(self, size):
@@ -198,7 +206,7 @@ def masked_sum(problem, table: Tensor) -> Tensor:
 
 
 def block_sum(problem, blocks: list[Blocks], backend: str = "tiled") -> Tensor:
-    return sum(replace(problem, blocks=each).run(backend) for each in blocks)
+    return replace(problem, blocks=blocks).run(backend)
 
 
 def balls_of(problem, radius: float = 0.4) -> list[Blocks]:
@@ -218,26 +226,26 @@ def ragged(problem):
 LINE, PLANE = {"n": 21, "dim": 1, "regular": True}, {"n": 13, "dim": 2, "regular": True}
 LISTS = torch.tensor([[2, 0, -1], [-1, -1, -1], [4, 5, 8]])
 CASES = {
-    "line": (LINE, lambda p: [window_blocks((21,), 2)]),
-    "line, past": (LINE, lambda p: [window_blocks((21,), 3, is_causal=True)]),
-    "line, positions of each sample": (LINE | {"per_sample": True}, lambda p: [window_blocks((21,), 2)]),
+    "line": (LINE, lambda p: window_blocks((21,), 2)),
+    "line, past": (LINE, lambda p: window_blocks((21,), 3, is_causal=True)),
+    "line, positions of each sample": (LINE | {"per_sample": True}, lambda p: window_blocks((21,), 2)),
     "grid and a loose position": (
         PLANE,  # the lattice has rows of 3
-        lambda p: [window_blocks((4, 3), 1, first=1, beside=torch.tensor([0]))],
+        lambda p: window_blocks((4, 3), 1, first=1, middle=torch.tensor([0])),
     ),
     "grid beside scattered points": (
         {"n": 14, "dim": 2},
-        lambda p: [window_blocks((4, 3), 1, first=2, beside=torch.tensor([0, 1]))],
+        lambda p: window_blocks((4, 3), 1, first=2, middle=torch.tensor([0, 1])),
     ),
     "two grids": (
         {"n": 17, "dim": 2},
-        lambda p: [window_blocks((9,), 1), window_blocks((2, 4), 1, first=9, beside=torch.tensor([0]))],
+        lambda p: window_blocks((9,), 1) + window_blocks((2, 4), 1, first=9, middle=torch.tensor([0])),
     ),
     "balls": ({"n": 14}, balls_of),
     "balls of each sample": ({"n": 14, "per_sample": True}, balls_of),
     "balls around queries": ({"n": 14, "num_queries": 9}, balls_of),
     "balls around queries of each sample": ({"n": 14, "num_queries": 9, "per_sample": True}, balls_of),
-    "windows of queries": (LINE | {"num_queries": 21}, lambda p: [window_blocks((21,), 2)]),
+    "windows of queries": (LINE | {"num_queries": 21}, lambda p: window_blocks((21,), 2)),
     "lists": ({"n": 9}, lambda p: [listed_blocks(LISTS.repeat(3, 3, 1))]),
     "lists of each sample": ({"n": 4}, lambda p: [listed_blocks(torch.arange(36).view(3, 4, 3) % 5 - 1)]),
 }
@@ -281,7 +289,7 @@ def test_lists_of_all_samples_and_of_each(problem, same, sets, per_sample):
 def test_one_domain_is_shared_and_the_other_is_not(problem, same, shared, regular):
     problem_ = problem(n=12, batch=3, dim=1, num_queries=12, per_sample=True, regular=regular)
     problem_ = replace(problem_, **{shared: getattr(problem_, shared)[0]})
-    blocks = [window_blocks((12,), 2)]
+    blocks = window_blocks((12,), 2)
     expected = problem_.gradients(lambda p: masked_sum(p, counted(blocks, 12, 12)))
     same(problem_.gradients(lambda p: block_sum(p, blocks)), expected, 1e-10)
 
@@ -295,7 +303,7 @@ def test_one_domain_is_shared_and_the_other_is_not(problem, same, shared, regula
 def test_subsets_of_kernel_inputs(problem, same, inputs):
     for frequencies, regular in itertools.product((0, 2), (False, True)):
         problem_ = problem(n=7, dim=1, inputs=inputs, frequencies=frequencies, regular=regular)
-        blocks = [window_blocks((7,), 1)]
+        blocks = window_blocks((7,), 1)
         expected = problem_.gradients(lambda p, blocks=blocks: masked_sum(p, counted(blocks, 7, 7)))
         same(problem_.gradients(lambda p, blocks=blocks: block_sum(p, blocks)), expected, 1e-10)
 
@@ -303,7 +311,7 @@ def test_subsets_of_kernel_inputs(problem, same, inputs):
 def test_blocks_of_everything_are_the_whole_sum(problem, same):
     problem_ = problem(n=11, batch=3)
     expected = problem_.run_backward("reference")
-    for blocks in ([window_blocks((11,), 10)], balls_of(problem_, 9.0)):
+    for blocks in (window_blocks((11,), 10), balls_of(problem_, 9.0)):
         same(problem_.gradients(lambda p, blocks=blocks: block_sum(p, blocks)), expected, 1e-10)
 
 
@@ -372,7 +380,7 @@ def test_prepared_coordinates(problem):
     places = Coordinates(problem_.positions, problem_.weights.fourier)
     settings = {"measure": problem_.measure, "blocks": blocks}
     actual = [integral_transform(problem_.u, places, problem_.weights, **settings) for _ in range(2)]
-    torch.testing.assert_close(actual[0], masked_sum(problem_, counted([blocks], 21, 21)), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(actual[0], masked_sum(problem_, counted(blocks, 21, 21)), rtol=1e-10, atol=1e-11)
     assert torch.equal(*actual)
 
 
@@ -383,7 +391,7 @@ class TestDerivatives:
     CASES = {
         "window": ({}, lambda p: window_blocks((5,), 1)),
         "three layers": ({"layers": 3}, lambda p: window_blocks((5,), 2, is_causal=True)),
-        "lists": ({"per_sample": True}, lambda p: listed_blocks(torch.tensor([[0, 3], [2, -1]] * 5).view(2, 5, 2))),
+        "lists": ({"per_sample": True}, lambda p: [listed_blocks(torch.tensor([[0, 3], [2, -1]] * 5).view(2, 5, 2))]),
     }
 
     @pytest.fixture(params=CASES)
@@ -392,7 +400,7 @@ class TestDerivatives:
         problem_ = problem(**self.SIZES | sizes)
         problem_ = replace(problem_, blocks=find(problem_))
         names = list(problem_.tensors())
-        table = counted([problem_.blocks], 5, 5)
+        table = counted(problem_.blocks, 5, 5)
 
         def given(values):
             return problem_.with_tensors(dict(zip(names, values, strict=True)))
@@ -441,7 +449,7 @@ class TestDerivatives:
 
 CUSTOM = {
     "window": ({"n": 6, "dim": 1}, lambda p: window_blocks((6,), 1)),
-    "lists": ({"n": 4, "per_sample": True}, lambda p: listed_blocks(torch.arange(24).view(2, 4, 3) % 5 - 1)),
+    "lists": ({"n": 4, "per_sample": True}, lambda p: [listed_blocks(torch.arange(24).view(2, 4, 3) % 5 - 1)]),
     "three layers": ({"n": 5, "layers": 3}, lambda p: window_blocks((5,), 1, is_causal=True)),
 }
 
@@ -465,7 +473,7 @@ def test_compiles_to_one_graph(problem, same, backend):
 
     def balls(u, positions, weights, measure):
         found = ball_blocks(positions, positions, 0.2, measure > 0.3, measure > 0.3)
-        return sum(integral_transform(u, positions, weights, measure=measure, blocks=blocks) for blocks in found)
+        return integral_transform(u, positions, weights, measure=measure, blocks=found)
 
     for function in (windows, balls):
         compiled = torch.compile(function, fullgraph=True, backend=backend)

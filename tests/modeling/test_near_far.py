@@ -119,8 +119,10 @@ def near_table(config, domain: Domain) -> Tensor:
         for (i, x), (j, y) in itertools.product(enumerate(places), repeat=2):
             steps = [a - c for a, c in zip(x, y, strict=True)]
             table[b, start + i, start + j] = all(-ahead <= step <= behind for step in steps)
-        rows = slice(start, start + math.prod(shape))
-        table[b, rows, loose] = True
+            if len(shape) == 2:  # [CLS] is a point in the middle of the image
+                table[b, start + i, loose] = all(
+                    k - behind <= count / 2 <= k + 1 + behind for k, count in zip(x, shape, strict=True)
+                )
         if not shape:
             table[b, start] = True
     return table & real.unsqueeze(1)
