@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from itnet_kernels.exact.pair_inputs import PairInputs
 from itnet_kernels.exact.pair_sum import pair_sum
-from itnet_kernels.exact.plain_pair_sum import plain_block_sum, plain_tile
+from itnet_kernels.exact.plain_pair_sum import plain_pair_sum, plain_tile
 
 from ..modeling_itnet import ITNetPreTrainedModel
 
@@ -64,7 +64,7 @@ def _dense_pair_sum(*arguments) -> Tensor:
     """``itnet::pair_sum``, all pairs at once, or all blocks."""
     inputs = PairInputs(*arguments)
     if inputs.block_pairs:
-        return sum(plain_block_sum(inputs, number) for number in range(len(inputs.block_pairs)))
+        return plain_pair_sum(inputs)
     return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
 
 

@@ -26,7 +26,7 @@ class Problem:
     queries: Tensor | None = None
     query_positions: Tensor | None = None
     is_causal: bool = False
-    blocks: Blocks | None = None
+    blocks: list[Blocks] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a gradient is taken of, by name."""

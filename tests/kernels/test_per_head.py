@@ -63,7 +63,7 @@ def test_over_blocks(problem, same, backend):
     line, points = (with_own_layers(problem, n=11, dim=dim, per_sample=dim > 1) for dim in (1, 2))
     for given, blocks in (
         (line, window_blocks((11,), 2)),
-        (points, ball_blocks(points.positions, points.positions, 0.5)[0]),
+        (points, ball_blocks(points.positions, points.positions, 0.5)),
     ):
         problem_ = replace(given, blocks=blocks)
         same(problem_.run_backward(backend), problem_.gradients(head_by_head), 1e-10)

@@ -119,10 +119,11 @@ def near_table(config, domain: Domain) -> Tensor:
         for (i, x), (j, y) in itertools.product(enumerate(places), repeat=2):
             steps = [a - c for a, c in zip(x, y, strict=True)]
             table[b, start + i, start + j] = all(-ahead <= step <= behind for step in steps)
-        for i, x in enumerate(places):  # [CLS] lies in the middle of images, and far from texts
-            reaches = [abs(a - (size - 1) / 2) <= behind + 0.5 for a, size in zip(x, shape, strict=True)]
-            table[b, start + i, loose] = len(shape) > 1 and all(reaches)
-        if not shape:  # and sees everything
+            if len(shape) == 2:  # [CLS] is a point in the middle of the image
+                table[b, start + i, loose] = all(
+                    k - behind <= count / 2 <= k + 1 + behind for k, count in zip(x, shape, strict=True)
+                )
+        if not shape:
             table[b, start] = True
     return table & real.unsqueeze(1)
 

@@ -113,7 +113,8 @@ def _grouped(order, found, x, y, real_x, real_y, radius: float) -> list[Blocks]:
         is_key = torch.arange(limit, device=order.device) < counts.gather(1, rank).unsqueeze(-1)
         pairs &= is_query.unsqueeze(-1) & (is_key & real_y[samples, kept]).unsqueeze(-2)
         groups.append(Blocks(rows, kept, pairs))
-    return groups
+    nothing = Blocks(order[:, :1].clamp(min=0), keys[:, :1], torch.zeros_like(order[:, :1, :, None], dtype=torch.bool))
+    return groups or [nothing]
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ def check_blocks(blocks: Blocks | Sequence[Blocks], batch: int) -> list[Blocks]:
         count, size, num_keys = part.pairs.shape[1:] if part.pairs.dim() == 4 else (0, 0, 0)
         expected = [count, size], [count, num_keys], [count, size, num_keys]
         fits = all(is_one_of(shape[1:], wanted) for shape, wanted in zip(shapes, expected, strict=True))
-        if not fits or any(len(tensor) not in (1, batch) for tensor in part) or part.pairs.dtype != torch.bool:
+        if not fits or any(tensor.shape[0] not in (1, batch) for tensor in part) or part.pairs.dtype != torch.bool:
             raise ValueError(
                 f"`blocks` {shapes} must be [B or 1, N, t], [B or 1, N, m] and booleans [B or 1, N, t, m] "
                 f"with B = {batch}"
