@@ -47,12 +47,6 @@ def found(load_script, tiny_data):
     return {name: replace(problem, steps=2, batch_size=2, **small[name]) for name, problem in problems.items()}
 
 
-def skip_unknown_mode(problem, model: str) -> None:
-    mode = problem.contestants[model].settings.get("integration_mode", "exact")
-    if mode not in str(ITNetConfig.__annotations__["integration_mode"]):
-        pytest.skip(f"this version has no integration mode {mode!r}")
-
-
 def test_forces_are_the_double_loop(particles):
     law = particles.ForceLaw.draw(num_types=3, num_waves=3, scale=0.2, seed=5)
     generator = particles.seeded(1)
@@ -106,7 +100,6 @@ def test_forces_move_with_their_particles(particles):
 @pytest.mark.parametrize("name", PARTICLE_MODELS)
 def test_models_know_no_order_of_particles(found, name):
     problem = found["particles-32"]
-    skip_unknown_mode(problem, name)
     model, batch = problem.build(name).eval(), problem.batch(1, 0)
     order = torch.tensor([3, 0, 7, 1, 2, 6, 5, 4])
     with torch.no_grad():
@@ -160,7 +153,6 @@ def test_attention_is_the_softmax_of_scores_and_biases(load_script, tiny_sizes):
 def test_two_steps_of_every_model_make_a_log(trials, found, tmp_path, name, model):
     problem = found[name]
     assert set(problem.contestants) == set(PARTICLE_MODELS if name == "particles-32" else IMAGE_MODELS)
-    skip_unknown_mode(problem, model)
     trial = trials.Trial(problem, model, 1e-3, seed=1)
     trial.run(tmp_path)
     log = trial.read(tmp_path)
