@@ -21,7 +21,7 @@ from transformers import get_cosine_schedule_with_warmup
 from modeling_itnet import optimizer_param_groups
 
 LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-RATES = LADDER[2:5]
+RATES = LADDER[3:6]
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 WARM_UP = 0.05  # share of the steps
