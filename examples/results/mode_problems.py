@@ -48,6 +48,7 @@ class Problem:
     weight_decay: float
     shared: dict  # settings of all models
     contestants: dict[str, Contestant]
+    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on the ladder of mode_trials.py
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
 
     def config(self, model: str) -> ITNetConfig:
@@ -257,12 +258,13 @@ def problems(data: Path) -> dict[str, Problem]:
         is_error=True,
         weight_decay=1e-4,
         shared=PARTICLE_SETTINGS,
+        rates=(1e-2, 3e-2, 1e-1),
     )
     found = (
         particles(
             "particles-32",
             "Typed particles, trained at n = 32",
-            steps=800,
+            steps=400,
             batch_size=16,
             contestants=PARTICLE_MODELS,
             num_particles=32,
@@ -270,7 +272,7 @@ def problems(data: Path) -> dict[str, Problem]:
         particles(
             "particles-256",
             "Typed particles, trained at n = 256",
-            steps=600,
+            steps=400,
             batch_size=2,
             contestants={name: PARTICLE_MODELS[name] for name in AT_256},
             num_particles=256,
@@ -286,6 +288,7 @@ def problems(data: Path) -> dict[str, Problem]:
             weight_decay=0.05,
             shared=IMAGE_SETTINGS,
             contestants=IMAGE_MODELS,
+            rates=(1e-3, 3e-3, 1e-2),
             folder=data / "cifar10",
         ),
     )
