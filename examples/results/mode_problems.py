@@ -48,6 +48,7 @@ class Problem:
     weight_decay: float
     shared: dict  # settings of all models
     contestants: dict[str, Contestant]
+    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on the ladder of mode_trials.py
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
 
     def config(self, model: str) -> ITNetConfig:
@@ -192,19 +193,21 @@ PARTICLE_SETTINGS = {
 NEAR_FAR = {"integration_mode": "near_far", "factor_form": "matrix", "rank": 4, "factor_hidden_size": 16}
 
 
-def _both_modes(width: int) -> dict[str, Contestant]:
-    """Exact, and near and far, with a kernel of as many hidden units; the law has died away at the radius."""
-    exact = {"integration_mode": "exact", "kernel_hidden_size": width}
-    near_far = {**NEAR_FAR, "near_radius": 0.3, "kernel_hidden_size": width}
-    return {
-        f"exact-{width}": Contestant(f"ITNet, exact, w = {width}", PointwiseITNet, exact),
-        f"near_far-{width}": Contestant(f"ITNet, near and far, w = {width}", PointwiseITNet, near_far),
-    }
+def _exact(width: int) -> Contestant:
+    """The full kernel on all pairs, with ``width`` hidden units."""
+    settings = {"integration_mode": "exact", "kernel_hidden_size": width}
+    return Contestant(f"ITNet, exact, w = {width}", PointwiseITNet, settings)
+
+
+def _near_far(width: int) -> Contestant:
+    """The full kernel on a ball, at whose radius the law has died away, with ``width`` hidden units."""
+    settings = {**NEAR_FAR, "near_radius": 0.3, "kernel_hidden_size": width}
+    return Contestant(f"ITNet, near and far, w = {width}", PointwiseITNet, settings)
 
 
 PARTICLE_MODELS = {
-    **_both_modes(32),
-    **_both_modes(8),
+    **{f"exact-{width}": _exact(width) for width in (32, 16, 8, 4)},
+    **{f"near_far-{width}": _near_far(width) for width in (32, 8)},
     "low_rank": Contestant("ITNet, low rank", PointwiseITNet, {"integration_mode": "low_rank"}),
     "low_rank-query": Contestant(
         "ITNet, low rank, then the query layer of its head",
@@ -221,7 +224,7 @@ PARTICLE_MODELS = {
         {"num_hidden_layers": 2, "intermediate_size": 128},
     ),
 }
-COSTLY = ("exact-32", "near_far-32", "low_rank-query")  # left out at n = 256
+AT_256 = ("exact-8", "near_far-8", "low_rank", "interaction_network", "transformer", "transformer-bias")
 IMAGE_SETTINGS = {
     "modality": "image",
     "image_size": 32,
@@ -255,12 +258,13 @@ def problems(data: Path) -> dict[str, Problem]:
         is_error=True,
         weight_decay=1e-4,
         shared=PARTICLE_SETTINGS,
+        rates=(1e-2, 3e-2, 1e-1),
     )
     found = (
         particles(
             "particles-32",
             "Typed particles, trained at n = 32",
-            steps=1200,
+            steps=400,
             batch_size=16,
             contestants=PARTICLE_MODELS,
             num_particles=32,
@@ -268,9 +272,9 @@ def problems(data: Path) -> dict[str, Problem]:
         particles(
             "particles-256",
             "Typed particles, trained at n = 256",
-            steps=600,
+            steps=400,
             batch_size=2,
-            contestants={name: PARTICLE_MODELS[name] for name in PARTICLE_MODELS if name not in COSTLY},
+            contestants={name: PARTICLE_MODELS[name] for name in AT_256},
             num_particles=256,
             tuned_on="particles-32",
         ),
@@ -284,6 +288,7 @@ def problems(data: Path) -> dict[str, Problem]:
             weight_decay=0.05,
             shared=IMAGE_SETTINGS,
             contestants=IMAGE_MODELS,
+            rates=(1e-3, 3e-3, 1e-2),
             folder=data / "cifar10",
         ),
     )

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 from mode_problems import Problem
-from mode_trials import LADDER, RATES, SEEDS, TUNING_SEED
+from mode_trials import LADDER, SEEDS, TUNING_SEED
 
 BEGIN, END = "<!-- mode_accuracy: begin -->", "<!-- mode_accuracy: end -->"
 
@@ -52,7 +52,7 @@ def rates(problem: Problem, logs: list[dict]) -> list[str]:
     """A line per model: the validation score of every learning rate that was tried."""
     tried = [log for log in logs if log["problem"] == problem.name and log["seed"] == TUNING_SEED]
     scores = {(log["model"], log["learning_rate"]): log["validation"][-1][1] for log in tried}
-    columns = [rate for rate in LADDER if rate in RATES or any(rate == found for _, found in scores)]
+    columns = [rate for rate in LADDER if rate in problem.rates or any(rate == found for _, found in scores)]
     table = [["validation", *(f"{rate:g}" for rate in columns)]]
     for name, contestant in problem.contestants.items():
         own = {rate: scores[name, rate] for rate in columns if (name, rate) in scores}
@@ -69,7 +69,8 @@ def section(problem: Problem, logs: list[dict]) -> list[str]:
         return []
     seconds = sum(log["cpu_seconds"] for log in own)
     text = f"{problem.metric.capitalize()}, {'less' if problem.is_error else 'more'} is better; "
-    text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all."
+    text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all. "
+    text += f"`python examples/results/mode_accuracy.py --only {problem.name}`"
     lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
     if problem.tuned_on:
         return [*lines, f"Learning rates are those of `{problem.tuned_on}`.", ""]

@@ -1,8 +1,8 @@
 """Trials of mode_accuracy.py: one model, trained once with one learning rate and seed, and its log.
 
-The learning rate of a model is the best of RATES by the validation score at the end of training, at one seed; while
-the best is the lowest or the highest that was tried, the next one on LADDER is tried too. Test data are read after
-training by trials with that rate and other seeds, and by no others.
+The learning rate of a model is the best of those of its problem by the validation score at the end of training, at one
+seed; while the best is the lowest or the highest that was tried, the next one on LADDER is tried too. Test data are
+read after training by trials with that rate and other seeds, and by no others.
 """
 
 import json
@@ -20,8 +20,7 @@ from transformers import get_cosine_schedule_with_warmup
 
 from modeling_itnet import optimizer_param_groups
 
-LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-RATES = LADDER[2:5]
+LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 WARM_UP = 0.05  # share of the steps
@@ -122,7 +121,7 @@ def evaluate(model: nn.Module, problem: Problem, batches: Iterator[dict]) -> flo
 
 def tuned(problem: Problem, model: str, folder: Path) -> tuple[float | None, list[Trial]]:
     """The learning rate that logs decide for a model, or None and the trials that are missing for it."""
-    rates = RATES
+    rates = problem.rates
     while True:
         trials = [Trial(problem, model, rate, TUNING_SEED) for rate in rates]
         logs = [trial.read(folder) for trial in trials]

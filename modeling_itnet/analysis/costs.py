@@ -156,12 +156,12 @@ def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
 def _pair_sum_flops(*shapes, out_shape=None) -> int:
     """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer.
 
-    With b2, which is in the sum over blocks, 2 d_h per pair and 2 d_h^2 per query more.
+    Blocks count as they are computed, with the pairs in them that do not count.
     """
     inputs = PairInputs(*shapes)
     (batch, num_queries, heads, head_dim), width = inputs.queries, inputs.row[-1]
-    num_keys, outputs = inputs.keys[1], width + (inputs.b2 is not None)
-    if inputs.block_queries is not None:  # [., N, t] and [., N, m]
-        num_queries, num_keys = math.prod(inputs.block_queries[1:]), inputs.block_keys[2]
-    per_pair = 2 * (width + outputs) * head_dim + 2 * width**2 * (inputs.w_mid is not None)
-    return batch * num_queries * heads * (num_keys * per_pair + 2 * outputs * head_dim**2)
+    counts = [(num_queries, inputs.keys[1])]  # queries, and keys of each
+    if inputs.block_pairs:  # [., N, t, m] each
+        counts = [(number * rows, keys) for _, number, rows, keys in inputs.block_pairs]
+    per_pair = 4 * width * head_dim + 2 * width**2 * (inputs.w_mid is not None)
+    return batch * heads * sum(rows * (keys * per_pair + 2 * width * head_dim**2) for rows, keys in counts)
