@@ -100,7 +100,8 @@ def near_table(config, domain: Domain) -> Tensor:
     """Which keys are near to which queries, [B, n, n], pair by pair; rows of padding mean nothing."""
     batch, count = domain.measure.shape
     real, table = domain.measure > 0, torch.zeros(batch, count, count, dtype=torch.bool)
-    if domain.layout is None:
+    layout = ((count,),) if config.is_causal else domain.layout
+    if layout is None:
         positions = batched(domain.positions).double().expand(batch, -1, -1)
         for b, i, j in itertools.product(range(batch), range(count), range(count)):
             if domain.neighbors is None:
@@ -108,9 +109,9 @@ def near_table(config, domain: Domain) -> Tensor:
             else:
                 table[b, i, j] = i == j or j in domain.neighbors[b, i].tolist()
         return table & real.unsqueeze(1)
-    starts = [0, *itertools.accumulate(map(math.prod, domain.layout))]
-    loose = [start for start, shape in zip(starts, domain.layout, strict=False) if not shape]
-    for b, (start, shape) in itertools.product(range(batch), zip(starts, domain.layout, strict=False)):
+    starts = [0, *itertools.accumulate(map(math.prod, layout))]
+    loose = [start for start, shape in zip(starts, layout, strict=False) if not shape]
+    for b, (start, shape) in itertools.product(range(batch), zip(starts, layout, strict=False)):
         rank = (real[b, start : start + math.prod(shape)].cumsum(0) - 1).tolist()
         places = [(k,) for k in rank] if len(shape) == 1 else list(itertools.product(*map(range, shape)))
         behind = ahead = (round(config.near_size ** (1 / max(len(shape), 1))) - 1) // 2
@@ -128,10 +129,10 @@ def near_table(config, domain: Domain) -> Tensor:
     return table & real.unsqueeze(1)
 
 
-def near_scale(domain: Domain, table: Tensor) -> Tensor:
+def near_scale(config, domain: Domain, table: Tensor) -> Tensor:
     """[B, n]: 1 / mu(N(i)) in windows, elsewhere 1 over the mean of that; 1 where there is nothing."""
     masses = (table * domain.measure.unsqueeze(1)).sum(2)
-    if domain.layout is None:
+    if domain.layout is None and not config.is_causal:
         masses = (domain.measure * masses).sum(1, keepdim=True) / domain.measure.sum(1, keepdim=True)
     return (1 / masses.where(masses > 0, 1)).expand_as(domain.measure)
 
@@ -144,7 +145,7 @@ def dense_operator(low_rank_kernels):
         heads = features.unflatten(-1, (operator.num_heads, -1))
         places, omega = batched(domain.positions), domain.measure.unsqueeze(1).expand(-1, features.shape[1], -1)
         table = near_table(operator.config, domain).to(omega.dtype)
-        near = near_scale(domain, table).unsqueeze(2) * omega * table
+        near = near_scale(operator.config, domain, table).unsqueeze(2) * omega * table
         far = omega
         if operator.is_causal:
             far = omega.tril()
@@ -152,7 +153,7 @@ def dense_operator(low_rank_kernels):
             far = far / mass.where(mass > 0, 1)
         if domain.neighbors is not None:
             joined = torch.nn.functional.one_hot(domain.neighbors + 1, features.shape[1] + 1).sum(2)[..., 1:]
-            scale = near_scale(domain, table).unsqueeze(2)
+            scale = near_scale(operator.config, domain, table).unsqueeze(2)
             near, far = domain.edge_gate * near + scale * omega * joined, (domain.edge_gate + joined) * omega
         kernels = kernel_matrices(heads, heads, places, places, operator.kernel(domain.frequencies))
         total = torch.einsum("bij,bijhac,bjhc->biha", near, kernels, heads)
@@ -228,9 +229,11 @@ class TestOperator:
                 far.append(one.integral(features, domain.replaced()))
         assert_close(both[real], sum(far)[real], 1e-12)
 
-    def test_alone(self, tiny_config, dense_operator, shake):
-        """An operator without a model, with positions instead of a domain: balls."""
-        operator = shake(ITNetOperator(tiny_config("signal", **NEAR_FAR, near_radius=0.4))).double()
+    @pytest.mark.parametrize("is_causal", [False, True], ids=["balls", "causal windows"])
+    def test_alone(self, tiny_config, dense_operator, shake, is_causal):
+        """An operator without a model, with positions instead of a domain; a causal one never looks ahead."""
+        settings = {"near_radius": 0.4, "is_causal": is_causal}
+        operator = shake(ITNetOperator(tiny_config("signal", **NEAR_FAR, **settings))).double()
         features, positions = torch.randn(2, 30, 16, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
         domain = Domain(positions, torch.full((2, 30), 1 / 30, dtype=torch.float64), operator.frequencies)
         assert_close(operator(features, positions), dense_operator(operator, features, domain), 1e-10)
@@ -259,7 +262,7 @@ class TestQueryLayer:
             v = v + layer.position_projection(places.gamma(features.dtype))
             q, u = layer.query_norm(v).unflatten(-1, (2, -1)), features.unflatten(-1, (2, -1))
             near = torch.cdist(queries, positions) <= 0.35
-            scale = near_scale(domain, near_table(layer.config, domain))[:, :1, None]
+            scale = near_scale(layer.config, domain, near_table(layer.config, domain))[:, :1, None]
             omega = measure.unsqueeze(1)
             kernels = kernel_matrices(q, u, queries, positions, layer.kernel(frequencies))
             integral = torch.einsum("bij,bijhac,bjhc->biha", scale * near * omega, kernels, u)
@@ -470,9 +473,9 @@ class TestDomain:
             assert len(calls) == count
 
     def test_positions_without_a_radius(self, tiny_config):
-        operator = ITNetOperator(tiny_config("signal", **NEAR_FAR, is_causal=True, position_dim=1))
+        operator = ITNetOperator(tiny_config("image", **NEAR_FAR))
         with pytest.raises(ValueError, match=r"`near_radius` \(None\) must be given: these positions form no grid"):
-            operator(torch.randn(1, 5, 16), torch.rand(5, 1))
+            operator(torch.randn(1, 5, 16), torch.rand(5, 2))
 
 
 class TestConfiguration:
