@@ -24,7 +24,7 @@ class ITNetSignalEncoder(nn.Module):
 
     def __init__(self, config: ITNetConfig, position_size: int):
         super().__init__()
-        self.position_dim, self.is_causal = config.position_dim, config.is_causal
+        self.position_dim = config.position_dim
         self.sizes = {"inputs_embeds": config.hidden_size, "signal_values": config.signal_feature_size}
         self.main_input_name = "signal_values" if config.signal_feature_size else "inputs_embeds"
         self.lift = nn.Linear(config.signal_feature_size, config.hidden_size) if config.signal_feature_size else None
@@ -56,8 +56,7 @@ class ITNetSignalEncoder(nn.Module):
         check_shape(positions, "positions", expected, [batch, *expected], note=note)
         is_padded = measure is not None or attention_mask is not None
         measure = signal_measure(inputs_embeds, measure, attention_mask)
-        layout = ((count,),) if self.is_causal else None  # an order is all that a causal signal shares with a grid
-        domain = Domain(positions.float(), measure, fourier.frequencies, is_padded=is_padded, layout=layout)
+        domain = Domain(positions.float(), measure, fourier.frequencies, is_padded=is_padded)
         features = inputs_embeds + self.position_projection(domain.gamma(inputs_embeds.dtype))
         return Signal(self.dropout(features), domain)
 

@@ -128,8 +128,7 @@ class ITNetForSignalRegression(ITNetHead):
         features = outputs.last_hidden_state
         query_positions = self._queries(query_positions, positions, features.shape[0])
         measure = signal_measure(features, measure, attention_mask)
-        layout = ((features.shape[1],),) if self.config.is_causal else None
-        domain = Domain(positions.float(), measure, self.itnet.fourier.frequencies, layout=layout)
+        domain = Domain(positions.float(), measure, self.itnet.fourier.frequencies)
         hidden_states = self.decoder(features, domain, query_positions.float())
         predictions = self.regressor(hidden_states)
         loss = None if labels is None else self.task_loss(predictions, labels, query_mask)

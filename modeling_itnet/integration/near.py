@@ -34,14 +34,17 @@ class Near(NamedTuple):
 def find_near(config: ITNetConfig, domain: "Domain") -> Near:
     """The neighbourhoods of the positions of a domain.
 
-    On grids they are windows, with a measure that is normalised to 1. On a graph they are the ends of the edges of a
-    node and the node itself, with the measure restricted to them, times what makes it 1 on average over the graph,
+    On grids they are windows, with a measure that is normalised to 1, and so they are wherever positions have an
+    order, which is all that those of a causal operator share with a grid. On a graph they are the ends of the edges of
+    a node and the node itself, with the measure restricted to them, times what makes it 1 on average over the graph,
     :func:`region_scale`. Everywhere else they are balls, with the restricted measure times a constant,
     :func:`ball_scale`.
     """
-    measure, neighbors = domain.measure, domain.neighbors
-    if domain.layout is not None:
-        return _windows(config, measure, domain.layout, domain.is_padded)
+    measure, neighbors, layout = domain.measure, domain.neighbors, domain.layout
+    if layout is None and config.is_causal:
+        layout = ((measure.shape[1],),)
+    if layout is not None:
+        return _windows(config, measure, layout, domain.is_padded)
     if neighbors is None:
         if config.near_radius is None:
             raise ValueError("`near_radius` (None) must be given: these positions form no grid, and have no windows")

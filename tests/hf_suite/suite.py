@@ -160,6 +160,12 @@ class TextTest(Family, unittest.TestCase):
         return {"input_ids": ids_tensor(shape, 98) + 1, "attention_mask": torch.ones(shape, dtype=torch.long)}
 
 
+class NearFarTest(TextTest):
+    """Another mode of integration: with windows of their own, and with parameters of two kinds of kernels."""
+
+    config = {"modality": "text", "integration_mode": "near_far", "near_size": 3, "rank": 2, "factor_form": "matrix"}
+
+
 class MultimodalTest(Family, unittest.TestCase):
     all_model_classes = (ITNetModel, ITNetForVisualQuestionAnswering, ITNetForImagesAndTextClassification)
     config = {"modality": "multimodal"}

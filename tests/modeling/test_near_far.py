@@ -100,7 +100,8 @@ def near_table(config, domain: Domain) -> Tensor:
     """Which keys are near to which queries, [B, n, n], pair by pair; rows of padding mean nothing."""
     batch, count = domain.measure.shape
     real, table = domain.measure > 0, torch.zeros(batch, count, count, dtype=torch.bool)
-    if domain.layout is None:
+    layout = ((count,),) if config.is_causal else domain.layout
+    if layout is None:
         positions = batched(domain.positions).double().expand(batch, -1, -1)
         for b, i, j in itertools.product(range(batch), range(count), range(count)):
             if domain.neighbors is None:
@@ -108,9 +109,9 @@ def near_table(config, domain: Domain) -> Tensor:
             else:
                 table[b, i, j] = i == j or j in domain.neighbors[b, i].tolist()
         return table & real.unsqueeze(1)
-    starts = [0, *itertools.accumulate(map(math.prod, domain.layout))]
-    loose = [start for start, shape in zip(starts, domain.layout, strict=False) if not shape]
-    for b, (start, shape) in itertools.product(range(batch), zip(starts, domain.layout, strict=False)):
+    starts = [0, *itertools.accumulate(map(math.prod, layout))]
+    loose = [start for start, shape in zip(starts, layout, strict=False) if not shape]
+    for b, (start, shape) in itertools.product(range(batch), zip(starts, layout, strict=False)):
         rank = (real[b, start : start + math.prod(shape)].cumsum(0) - 1).tolist()
         places = [(k,) for k in rank] if len(shape) == 1 else list(itertools.product(*map(range, shape)))
         behind = ahead = (round(config.near_size ** (1 / max(len(shape), 1))) - 1) // 2
@@ -131,11 +132,11 @@ def near_table(config, domain: Domain) -> Tensor:
 def near_scale(config, domain: Domain, table: Tensor) -> Tensor:
     """[B, n]: 1 / mu(N(i)) in windows, 1 over the mean of that on graphs, 1 over the volume of a ball elsewhere."""
     masses = (table * domain.measure.unsqueeze(1)).sum(2)
-    if domain.layout is None and domain.neighbors is None:
+    if domain.layout is None and domain.neighbors is None and not config.is_causal:
         radius, dim = config.near_radius, config.position_dim
         volume = {1: 2, 2: math.pi, 3: 4 / 3 * math.pi, 8: math.pi**4 / 24}[dim] * radius**dim
         masses = torch.full_like(masses, min(volume, 1))
-    elif domain.layout is None:
+    elif domain.layout is None and not config.is_causal:
         masses = (domain.measure * masses).sum(1, keepdim=True) / domain.measure.sum(1, keepdim=True)
     return (1 / masses.where(masses > 0, 1)).expand_as(domain.measure)
 
@@ -232,9 +233,11 @@ class TestOperator:
                 far.append(one.integral(features, domain.replaced()))
         assert_close(both[real], sum(far)[real], 1e-12)
 
-    def test_alone(self, tiny_config, dense_operator, shake):
-        """An operator without a model, with positions instead of a domain: balls."""
-        operator = shake(ITNetOperator(tiny_config("signal", **NEAR_FAR, near_radius=0.4))).double()
+    @pytest.mark.parametrize("is_causal", [False, True], ids=["balls", "causal windows"])
+    def test_alone(self, tiny_config, dense_operator, shake, is_causal):
+        """An operator without a model, with positions instead of a domain; a causal one never looks ahead."""
+        settings = {"near_radius": 0.4, "is_causal": is_causal}
+        operator = shake(ITNetOperator(tiny_config("signal", **NEAR_FAR, **settings))).double()
         features, positions = torch.randn(2, 30, 16, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
         domain = Domain(positions, torch.full((2, 30), 1 / 30, dtype=torch.float64), operator.frequencies)
         assert_close(operator(features, positions), dense_operator(operator, features, domain), 1e-10)
@@ -468,9 +471,9 @@ class TestDomain:
             assert len(calls) == count
 
     def test_positions_without_a_radius(self, tiny_config):
-        operator = ITNetOperator(tiny_config("signal", **NEAR_FAR, is_causal=True, position_dim=1))
+        operator = ITNetOperator(tiny_config("image", **NEAR_FAR))
         with pytest.raises(ValueError, match=r"`near_radius` \(None\) must be given: these positions form no grid"):
-            operator(torch.randn(1, 5, 16), torch.rand(5, 1))
+            operator(torch.randn(1, 5, 16), torch.rand(5, 2))
 
 
 class TestConfiguration:

@@ -13,8 +13,9 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "operator": Family(exact.operator, 40),
-    "positions": Family(exact.positions, 47),
+    "operator": Family(exact.operator, 36),
+    "near": Family(exact.near, 12),
+    "positions": Family(exact.positions, 39),
     "derivatives": Family(exact.derivatives, 16),
     "low_rank": Family(modes.low_rank, 16),
     "sampled": Family(modes.sampled, 20),

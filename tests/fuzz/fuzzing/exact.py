@@ -1,11 +1,12 @@
-"""Families of ``integral_transform``: every argument, positions of every kind, forward derivatives, Triton."""
+"""Families of ``integral_transform``: every argument, some pairs, positions of every kind, forward derivatives,
+Triton."""
 
 import os
 
 import torch
 from torch import Tensor
 
-from itnet_kernels import integral_transform
+from itnet_kernels import Blocks, ball_blocks, integral_transform, listed_blocks, window_blocks
 from itnet_kernels.weights import kernel_group_sizes
 
 from . import oracle
@@ -23,17 +24,25 @@ def call(problem: dict, backend: str) -> Tensor:
         is_causal=problem["is_causal"],
         queries=problem.get("queries"),
         query_positions=problem.get("query_positions"),
+        blocks=problem.get("blocks"),
         backend=backend,
     )
 
 
-def check(outcome: Outcome, problem: dict, backends, upstream: Tensor | None, eps: float | None = None) -> None:
-    """Output and gradients of each backend against the oracle on the same numbers."""
+def check(
+    outcome: Outcome,
+    problem: dict,
+    backends,
+    upstream: Tensor | None,
+    eps: float | None = None,
+    pairs: Tensor | None = None,
+) -> None:
+    """Output and gradients of each backend against the oracle on the same numbers, and on some pairs only."""
     inputs, is_causal = problem["inputs"], problem["is_causal"]
 
     def expected(r):
         def literal(p):
-            return oracle.transform(p, inputs, is_causal, r)
+            return oracle.transform(p, inputs, is_causal, r, pairs)
 
         return with_gradients(literal, precise(problem), upstream)
 
@@ -52,6 +61,46 @@ def draw_upstream(draw: Draw, problem: dict, probability: float) -> Tensor | Non
 def operator(draw: Draw, outcome: Outcome) -> None:
     problem = draw_problem(draw)
     check(outcome, problem, ("reference", "tiled"), draw_upstream(draw, problem, 0.6))
+
+
+def near(draw: Draw, outcome: Outcome) -> None:
+    """Sums over some pairs: windows, balls, lists, and random pairs in random blocks."""
+    problem = draw_problem(draw, most=draw.choice("most", (9, 40))) | {"is_causal": False}
+    batch, num_keys = problem["u"].shape[:2]
+    x_k = problem["positions"]
+    x_q = problem.get("query_positions", x_k)
+    num_queries = x_q.shape[-2]
+    kind = draw.choice("kind", ("ball", "list", "random", "window" if num_queries == num_keys else "ball"))
+    if kind == "window":
+        reach, is_causal = draw.integer("reach", 0, 6), draw.chance("past", 0.5)
+        problem["blocks"] = window_blocks((num_keys,), reach, is_causal=is_causal)
+        steps = torch.arange(num_keys)[:, None] - torch.arange(num_keys)
+        pairs = ((steps <= reach) & (steps >= (0 if is_causal else -reach))).unsqueeze(0)
+    elif kind == "ball":
+        radius = draw.power("radius", -1.5, 0.3)
+        x_q, x_k = (x if x.dim() == 3 else x.unsqueeze(0) for x in (x_q, x_k))
+        problem["blocks"] = ball_blocks(x_q, x_k, radius)
+        squares = (x_q.double().unsqueeze(2) - x_k.double().unsqueeze(1)).square()
+        pairs = sum(squares.unbind(-1)) <= radius**2
+    elif kind == "list":
+        pairs = draw.uniform(batch, num_queries, num_keys) < 0.4
+        order = draw.permutation(num_keys)
+        problem["blocks"] = [listed_blocks(torch.where(pairs[..., order], order, -1))]
+    else:  # every pair in one of two lists of blocks of two queries and all keys in any order
+        pairs = draw.uniform(draw.choice("sets", (1, batch)), num_queries, num_keys) < 0.5
+        first = draw.uniform(*pairs.shape) < 0.5
+        problem["blocks"] = [_paired(draw, pairs & first), _paired(draw, pairs & ~first)]
+    check(outcome, problem, ("reference", "tiled"), draw_upstream(draw, problem, 0.6), pairs=pairs.double())
+
+
+def _paired(draw: Draw, pairs: Tensor) -> Blocks:
+    """A table [sets, n_q, n_k] as blocks of two queries; the last of an odd number stands there twice."""
+    queries, keys = draw.permutation(pairs.shape[1]), draw.permutation(pairs.shape[2])
+    table = pairs[:, queries][:, :, keys]
+    if len(queries) % 2:
+        queries, table = torch.cat([queries, queries[-1:]]), torch.cat([table, torch.zeros_like(table[:, -1:])], 1)
+    queries = queries.view(1, -1, 2)
+    return Blocks(queries, keys.expand(1, queries.shape[1], -1), table.unflatten(1, (-1, 2)))
 
 
 def positions(draw: Draw, outcome: Outcome) -> None:

@@ -34,7 +34,10 @@ def draw_config(draw: Draw, modality: str, **given) -> ITNetConfig:
         "kernel_init_scale": 1.0,
         "kernel_inputs": draw.choice("all inputs", (GROUPS, None)) or draw.subset("inputs", GROUPS),
         "kernel_output_sharing": draw.choice("sharing", ("per_head", "shared")),
-        "integration_mode": draw.choice("mode", ("exact", "exact", "low_rank")),
+        "integration_mode": draw.choice("mode", ("exact", "exact", "low_rank", "near_far", "near_far")),
+        "near_size": draw.choice("near size", (1, 9) if modality in ("image", "multimodal") else (1, 3, 5)),
+        "near_radius": draw.choice("near radius", (0.2, 0.5, 3.0)),
+        "factor_form": draw.choice("factor form", ("vector", "matrix")),
         "rank": draw.integer("rank", 1, 3),
         "factor_hidden_size": 4,
         "image_size": 8,
@@ -208,9 +211,12 @@ def layer(draw: Draw, outcome: Outcome) -> None:
 
     eps = torch.finfo(dtype).eps
     # The factors of low rank are functions of float32 features of the positions.
-    position_eps = SINGLE if config.integration_mode == "low_rank" else DOUBLE
+    position_eps = DOUBLE if config.integration_mode == "exact" else SINGLE
     wanted = allowed(expected, max(eps, position_eps), position_eps)["out"]
-    outcome.compare("out", operator(features, Domain(x, measure, frequencies)), wanted.exact, wanted.computed)
+    # Padding has no neighbourhood.
+    rows = measure > 0 if config.integration_mode == "near_far" else torch.ones_like(measure, dtype=torch.bool)
+    out = operator(features, Domain(x, measure, frequencies))
+    outcome.compare("out", out[rows], wanted.exact[rows], wanted.computed)
 
 
 @torch.no_grad()
@@ -220,13 +226,13 @@ def invariance(draw: Draw, outcome: Outcome) -> None:
     causal = {} if what != "future" else {"is_causal": True}
     choices = {"order": ("point_cloud", "graph", "signal"), "future": ("text", "signal")}.get(what, PADDED)
     modality = draw.choice("modality", choices)
-    mode = draw.choice("integration", ("exact", "low_rank", "monte_carlo", "auto"))
+    mode = draw.choice("integration", ("exact", "near_far", "low_rank", "monte_carlo", "auto"))
     if what == "order":  # k-means starts from the first position
-        mode = "low_rank" if mode == "low_rank" else "exact"
+        mode = mode if mode in ("low_rank", "near_far") else "exact"
         causal = {"is_causal": False}
     settings = {"integration_mode": mode, "num_samples": draw.integer("samples", 1, 4), "exact_max_positions": 4}
     if mode == "auto":
-        settings["approximate_mode"] = draw.choice("approximate", ("low_rank", "monte_carlo", None))
+        settings["approximate_mode"] = draw.choice("approximate", ("near_far", "low_rank", "monte_carlo", None))
     config = draw_config(draw, modality, **settings, **causal)
     model = draw_model(draw, config)
     lengths = [draw.integer(f"positions {i}", 1, 9) for i in range(draw.integer("batch", 2, 3))]

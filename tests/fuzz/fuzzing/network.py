@@ -18,6 +18,7 @@ class Network:
         self.config, self.r = config, r
         self.weights = {name: tensor.detach().double() for name, tensor in weights.items()}
         self.frequencies = self.weights["fourier.frequencies"]
+        self.layout = None  # the grids that the encoder finds, in their order
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         u, x, measure = getattr(self, f"_{self.config.modality}")(**inputs)
@@ -35,20 +36,54 @@ class Network:
     def operator(self, name: str, features: Tensor, x: Tensor, measure: Tensor, neighbors=None, gate=None) -> Tensor:
         """W^O integral + W_theta features; the kernel is multiplied by 1[edge] + rho^2 on a graph."""
         omega = oracle.pair_measure(measure, features.shape[1], self.config.is_causal, self.r)
+        edges = None
         if neighbors is not None and gate is not None:
             edges = torch.zeros_like(omega)
             for column in neighbors.unbind(-1):  # an edge that is listed twice counts twice
                 there = (column >= 0).double().unsqueeze(-1)
                 edges = edges.scatter_add(2, column.clamp(min=0).unsqueeze(-1), there)
-            omega = omega * (gate.square() + edges)
         heads = features.unflatten(-1, (self.config.num_attention_heads, -1))
-        integral = self.integral(name, heads, x, omega).flatten(-2)
-        return self.linear(f"{name}.output", integral) + self.linear(f"{name}.residual", features)
+        mode = self.config.integration_mode
+        integral = 0
+        if mode in ("low_rank", "near_far"):
+            integral = integral + self.far(name, heads, x, omega if edges is None else omega * (gate.square() + edges))
+        if mode != "low_rank":
+            if mode == "near_far":
+                omega, table = self.near_measure(x, measure, edges)
+                gates = table if edges is None else gate.square() * table + edges
+            else:
+                gates = 1 if edges is None else gate.square() + edges
+            integral = integral + self.integral(name, heads, x, omega * gates)
+        return self.linear(f"{name}.output", integral.flatten(-2)) + self.linear(f"{name}.residual", features)
+
+    def near_measure(self, x: Tensor, measure: Tensor, edges: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What weighs the pairs of a near field, and which ones are in it: [B, n, n] each."""
+        real, count = measure > 0, measure.shape[1]
+        layout = ((count,),) if self.config.is_causal else self.layout
+        if layout is not None:
+            table = oracle.windows(layout, real, self.config.near_size, self.config.is_causal)
+            mass = (table * measure.unsqueeze(1)).sum(2, keepdim=True)
+        else:
+            if edges is None:
+                table = (x.unsqueeze(2) - x.unsqueeze(1)).norm(dim=-1) <= self.config.near_radius
+            else:
+                table = (edges > 0) | torch.eye(count, dtype=torch.bool)
+            table = (table & real.unsqueeze(1)).double()
+            total = measure.sum(1)[:, None, None]
+            mass = torch.einsum("bi,bij,bj->b", measure, table, measure)[:, None, None] / total.where(total > 0, 1)
+        scale = torch.where(mass > 0, 1 / mass.where(mass > 0, 1), 0)
+        return self.r(scale) * measure.unsqueeze(1), table
+
+    def far(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
+        """The integral with a low-rank kernel."""
+        phi, psi = (self._factor(f"{name}.factors.{part}", heads, x) for part in ("phi", "psi"))
+        bias, matrices = (self.weights.get(f"{name}.factors.{part}") for part in ("bias", "matrices"))
+        if matrices is not None:
+            return oracle.low_rank_matrix(heads, phi, psi, matrices, bias, omega, self.r)
+        return oracle.low_rank(heads, phi, psi, bias, omega, self.r)
 
     def integral(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
-        if self.config.integration_mode == "low_rank":
-            phi, psi = (self._factor(f"{name}.factors.{part}", heads, x) for part in ("phi", "psi"))
-            return oracle.low_rank(heads, phi, psi, self.weights[f"{name}.factors.bias"], omega, self.r)
+        """The integral with the full kernel."""
         kernel = {key: self.weights.get(f"{name}.kernel.{key}") for key in ("w1", "b1", "w_mid", "b_mid", "w2", "b2")}
         batch, count = heads.shape[:2]
         values = oracle.kernel_values(
@@ -65,7 +100,7 @@ class Network:
         joint = torch.cat([gamma.expand(*heads.shape[:3], -1), heads], -1)
         w1, b1, w2, b2 = (self.weights[f"{name}.{key}"] for key in ("w1", "b1", "w2", "b2"))
         hidden = self.r(gelu(self.r(joint @ w1.T + b1), self.r))
-        return self.r(torch.einsum("bnhk,hrak->bnhra", hidden, w2) + b2)
+        return self.r(torch.einsum("bnhk,hr...k->bnhr...", hidden, w2) + b2)
 
     def gamma(self, x: Tensor) -> Tensor:
         return self.r(oracle.gamma(self.r.coordinate(x), self.frequencies))
@@ -101,6 +136,7 @@ class Network:
         x = (number / unit).unsqueeze(-1).float().double()  # positions are float32
         if prefix != "encoder":
             x = torch.cat([x, torch.full_like(x, 2.0)], -1)
+        self.layout = (*(self.layout or ()), (input_ids.shape[1],))
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         u = self.weights[f"{prefix}.word_embeddings.weight"][input_ids]
         u = u + self.weights[f"{prefix}.token_type_embeddings.weight"][types]
@@ -113,6 +149,7 @@ class Network:
             weight = self.weights[f"{prefix}.patch_embeddings.{index}.weight"]
             bias = self.weights[f"{prefix}.patch_embeddings.{index}.bias"]
             rows, columns = (length // side for length in pixels.shape[2:])
+            self.layout = (*(self.layout or ()), (rows, columns))
             for i in range(rows):
                 for j in range(columns):
                     patch = pixels[:, :, i * side : (i + 1) * side, j * side : (j + 1) * side]
@@ -120,6 +157,7 @@ class Network:
                     places.append([(i + 0.5) / rows, (j + 0.5) / columns])
         token = self.weights.get(f"{prefix}.cls_token")
         if token is not None:
+            self.layout = ((), *self.layout)
             features.insert(0, token[0].expand(len(pixels), -1))
             places.insert(0, [0.5, 0.5])
         x = torch.tensor(places, dtype=torch.float64).float().double().expand(len(pixels), -1, -1)

@@ -8,6 +8,7 @@ Every function takes a :class:`Rounding`, which makes the errors that arithmetic
 of results under it is what an implementation is allowed.
 """
 
+import itertools
 import math
 
 import torch
@@ -123,8 +124,11 @@ def over_pairs(tensor: Tensor, batch: int, axis: int, count: int) -> Tensor:
     return tensor.expand(shape)
 
 
-def transform(t: dict, inputs, is_causal: bool, r: Rounding = EXACT) -> Tensor:
-    """The integral operator: tensors u, positions, measure (or None), queries, query_positions and the weights."""
+def transform(t: dict, inputs, is_causal: bool, r: Rounding = EXACT, pairs: Tensor | None = None) -> Tensor:
+    """The integral operator: tensors u, positions, measure (or None), queries, query_positions and the weights.
+
+    ``pairs`` [B or 1, n_q, n_k] says which pairs count; None is all of them.
+    """
     u, x_k = t["u"], t["positions"]
     u_q, x_q = (u, x_k) if t.get("queries") is None else (t["queries"], t["query_positions"])
     batch, num_keys, num_queries = u.shape[0], u.shape[1], u_q.shape[1]
@@ -138,7 +142,9 @@ def transform(t: dict, inputs, is_causal: bool, r: Rounding = EXACT) -> Tensor:
         inputs,
         r,
     )
-    return r(torch.einsum("bij,bijha->biha", r(pair_measure(measure, num_queries, is_causal, r)), values))
+    omega = pair_measure(measure, num_queries, is_causal, r)
+    omega = omega if pairs is None else omega * pairs
+    return r(torch.einsum("bij,bijha->biha", r(omega), values))
 
 
 def listed(t: dict, inputs, indices: Tensor, r: Rounding = EXACT) -> Tensor:
@@ -164,3 +170,42 @@ def low_rank(u, phi, psi, bias, omega, r: Rounding = EXACT) -> Tensor:
     kernels = torch.einsum("bihra,bjhrc->bijhac", r(phi), r(psi))
     kernels = kernels if bias is None else kernels + r(bias)
     return r(torch.einsum("bij,bijhac,bjhc->biha", r(omega), kernels, r(u)))
+
+
+def low_rank_matrix(u, f, g, matrices, bias, omega, r: Rounding = EXACT) -> Tensor:
+    """sum_j omega_ij (sum_r f_i[r] g_j[r] M_r + bias) u_j: f, g [B, n, H, r], matrices [H, r, d, d]."""
+    kernels = torch.einsum("bihr,bjhr,hrac->bijhac", r(f), r(g), r(matrices)) + r(bias)
+    return r(torch.einsum("bij,bijhac,bjhc->biha", r(omega), kernels, r(u)))
+
+
+def windows(layout, real: Tensor, size: int, is_causal: bool) -> Tensor:
+    """Which keys are near on grids, one after the other: [B, n, n], by the rules of docs/integration.md, one by one.
+
+    ``real`` [B, n] are the positions that exist; a shape of () is [CLS], which sees everything and lies in the middle
+    of the planes.
+    """
+    rows = []
+    for exists in real:
+        places = []  # of every position: its grid, and where it is in it
+        for number, shape in enumerate(layout):
+            if len(shape) == 1:
+                begin = len(places)
+                places += [(number, (int(exists[begin : begin + k].sum()),)) for k in range(shape[0])]
+            else:
+                places += [(number, place) for place in itertools.product(*map(range, shape))]
+        table = torch.zeros(len(places), len(places), dtype=torch.float64)
+        for i, (grid, x) in enumerate(places):
+            side = math.isqrt(size) if len(x) == 2 else size
+            back, ahead = (size - 1, 0) if is_causal else (side // 2, side // 2)
+            for j, (other, y) in enumerate(places):
+                if not x:
+                    near = True
+                elif not y:
+                    near = len(x) == 2 and all(
+                        2 * abs(k - n / 2 + 0.5) <= side for k, n in zip(x, layout[grid], strict=True)
+                    )
+                else:
+                    near = grid == other and all(-ahead <= a - b <= back for a, b in zip(x, y, strict=True))
+                table[i, j] = float(near and bool(exists[j]))
+        rows.append(table)
+    return torch.stack(rows)
