@@ -54,7 +54,9 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
 
 
 def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
-    """The balls of queries that are no keys."""
+    """The balls of queries that are no keys. Those of a causal operator are its keys, and have its windows."""
+    if config.is_causal:
+        return domain.near(config)
     real = domain.measure > 0 if domain.is_padded else None
     x, y = queries.exact, domain.coordinates.exact
     blocks = ball_blocks(x, y, config.near_radius, None, real)
