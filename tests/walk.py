@@ -33,7 +33,7 @@ from PIL import Image as Pictures
 from torch.overrides import TorchFunctionMode
 
 PACKAGES = ("modeling_itnet", "configuration", "kernels", "examples")
-GEMMS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"}
+GEMMS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "baddbmm_", "einsum"}
 # Functions whose result depends on the shape, dtype and device of a tensor only.
 FACTORIES = {f"new_{kind}" for kind in ("empty", "full", "ones", "zeros", "tensor")}
 FACTORIES |= {f"{kind}_like" for kind in ("empty", "full", "ones", "zeros", "rand", "randn")}

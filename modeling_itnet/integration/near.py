@@ -57,7 +57,7 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
 
 
 def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
-    """The balls of queries that are no keys; those of a causal operator are its keys."""
+    """The balls of queries that are no keys. Those of a causal operator are its keys, and have its windows."""
     if config.is_causal:
         return domain.near(config)
     real = domain.measure > 0 if domain.is_padded else None

@@ -95,7 +95,7 @@ class TestBalls:
     @pytest.fixture(params=["scipy", "torch"], autouse=True)
     def library(self, request, monkeypatch):
         if request.param == "torch":
-            monkeypatch.setattr("itnet_kernels.near.balls._has_scipy", lambda: False)
+            monkeypatch.setattr("itnet_kernels.near.balls._tree_class", lambda: None)
         else:
             pytest.importorskip("scipy")
 

@@ -1,7 +1,5 @@
 """Balls around positions in space, as blocks of pairs."""
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
@@ -77,15 +75,14 @@ def _keys_of_blocks(x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor, order:
 
 def _near_pairs(x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Indices of all pairs within a radius, and perhaps of some a little farther."""
-    if not _has_scipy():  # strip by strip
+    tree_class = _tree_class()
+    if tree_class is None:  # strip by strip
         strips = x.split(max(1, 2**24 // len(y)))
         pairs = [_is_near(strip, y, radius).nonzero() for strip in strips]
         starts = [k * len(strips[0]) for k in range(len(strips))]
         query = torch.cat([part[:, 0] + start for part, start in zip(pairs, starts, strict=True)])
         return query, torch.cat([part[:, 1] for part in pairs])
-    from scipy.spatial import cKDTree
-
-    trees = (cKDTree(points.cpu().numpy()) for points in (x, y))
+    trees = (tree_class(points.cpu().numpy()) for points in (x, y))
     found = next(trees).sparse_distance_matrix(next(trees), radius * (1 + 1e-9), output_type="ndarray")
     return tuple(torch.as_tensor(found[name].copy(), dtype=torch.long, device=x.device) for name in "ij")
 
@@ -122,21 +119,25 @@ def nearest_keys(x: Tensor, y: Tensor, real: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` real keys nearest to each query, the nearest first: [B, n_q, s], [B, n_k, s] and
     [B, n_k] -> [B, n_q, count]. Where there are fewer, keys that are not real follow."""
     x, y = (part.detach().to(position_dtype(part.device)) for part in (x, y))
-    if y.shape[1] <= _MOST_DENSE or not (has_values(x) and has_values(y)) or not _has_scipy():
+    tree_class = _tree_class() if y.shape[1] > _MOST_DENSE and has_values(x) and has_values(y) else None
+    if tree_class is None:
         distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
         return distances.masked_fill(~real.unsqueeze(1), torch.inf).topk(count, dim=-1, largest=False).indices
-    from scipy.spatial import cKDTree
-
     found = []
     for queries, keys, is_real in zip(x, y, real, strict=True):
         numbers = (~is_real).int().argsort(stable=True)  # the real ones first
         num_real = int(is_real.sum())
-        tree = cKDTree(keys[numbers[:num_real]].cpu().numpy())
+        tree = tree_class(keys[numbers[:num_real]].cpu().numpy())
         nearest = torch.as_tensor(tree.query(queries.cpu().numpy(), k=range(1, count + 1))[1], device=numbers.device)
         others = torch.arange(count, device=numbers.device)
         found.append(numbers[torch.where(others < num_real, nearest, others)])
     return torch.stack(found)
 
 
-def _has_scipy() -> bool:
-    return importlib.util.find_spec("scipy") is not None
+def _tree_class() -> type | None:
+    """SciPy's KD-tree, where it is installed."""
+    try:
+        from scipy.spatial import cKDTree
+    except ImportError:
+        return None
+    return cKDTree
