@@ -4,6 +4,8 @@ v  = u + W^O [integral]_h + W_theta LN(u)        with the integral of LN(u), Eq.
 u' = v + W_2 GELU(W_1 LN(v) + b_1) + b_2         Eq. app_layer
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -63,16 +65,16 @@ class Network:
         if layout is not None:
             table = oracle.windows(layout, real, self.config.near_size, self.config.is_causal)
             mass = (table * measure.unsqueeze(1)).sum(2, keepdim=True)
-        else:
-            if edges is None:
-                table = (x.unsqueeze(2) - x.unsqueeze(1)).norm(dim=-1) <= self.config.near_radius
-            else:
-                table = (edges > 0) | torch.eye(count, dtype=torch.bool)
-            table = (table & real.unsqueeze(1)).double()
-            total = measure.sum(1)[:, None, None]
-            mass = torch.einsum("bi,bij,bj->b", measure, table, measure)[:, None, None] / total.where(total > 0, 1)
+        elif edges is None:  # a constant: the volume of a ball, or that of the unit cube
+            radius, dim = self.config.near_radius, x.shape[-1]
+            table = ((x.unsqueeze(2) - x.unsqueeze(1)).norm(dim=-1) <= radius) & real.unsqueeze(1)
+            mass = torch.tensor(min(math.pi ** (dim / 2) / math.gamma(dim / 2 + 1) * radius**dim, 1.0)).double()
+        else:  # that of the neighbourhood of a random node
+            table = ((edges > 0) | torch.eye(count, dtype=torch.bool)) & real.unsqueeze(1)
+            mass = torch.einsum("bi,bij,bj->b", measure, table.double(), measure)[:, None, None]
+            mass = mass / measure.sum(1)[:, None, None]
         scale = torch.where(mass > 0, 1 / mass.where(mass > 0, 1), 0)
-        return self.r(scale) * measure.unsqueeze(1), table
+        return self.r(scale) * measure.unsqueeze(1), table.double()
 
     def far(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
         """The integral with a low-rank kernel."""
