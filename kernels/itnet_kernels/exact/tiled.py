@@ -17,7 +17,7 @@ from .position_bias import HIDDEN, PositionBias
 _TILE_ELEMENTS = 13 * 2**16
 _TILE_KEYS = 512
 # Elements of the moments A, [groups, queries * w, d_h], that meet W2 in one product.
-_MOMENT_ELEMENTS = 2**21
+_MOMENT_ELEMENTS = 2**20
 # Elements of the position bias of one query tile over all keys.
 _BIAS_ELEMENTS = 2**23
 
