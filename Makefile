@@ -70,7 +70,7 @@ points: $(STAMP) ## measure near and far fields on 100,000 points: seconds and m
 	@$(BIN)/python kernels/benchmarks/run.py --points 100000
 
 against: $(STAMP) ## measure the operator here and in another checkout, in turns; DIR=../before
-	@$(BIN)/python kernels/benchmarks/run.py --against $(or $(DIR),$(error DIR must name another checkout, as in make against DIR=../before))
+	@$(BIN)/python kernels/benchmarks/run.py --against "$(DIR)"
 
 bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
 	@$(BIN)/python kernels/benchmarks/gpu.py

@@ -25,7 +25,7 @@ COMMANDS = {
         "Print the real number of parameters by component, beside the paper's figures, and what a forward costs.",
     ),
     "train": ("train", "Train the model of a recipe, in a clone of the repository."),
-    "convert": ("checkpoints", "Switch a trained exact model to low-rank or Monte Carlo integration."),
+    "convert": ("checkpoints", "Switch a trained exact model to low-rank, near and far, or Monte Carlo integration."),
     "export": (
         "checkpoints",
         "Write a folder that loads with trust_remote_code=True where this package is not installed.",
