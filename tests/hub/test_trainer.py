@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
-from modeling_itnet.heads import common
+from modeling_itnet import modeling_itnet as core
 from modeling_itnet.training.trainer import ITNetTrainer
 
 
@@ -119,7 +119,7 @@ def test_no_proposal_no_entry(logged):
 
 
 def test_a_loss_computed_outside_is_warned_of(make_model, make_inputs, caplog):
-    common.logger.warning_once.__func__.cache_clear()
+    core.logger.warning_once.__func__.cache_clear()
     model = make_model("image-classification", integration_mode="monte_carlo", num_samples=4).train()
     with caplog.at_level(logging.WARNING):
         model(**make_inputs("image-classification"))
