@@ -224,7 +224,7 @@ PARTICLE_MODELS = {
         {"num_hidden_layers": 2, "intermediate_size": 128},
     ),
 }
-AT_256 = ("exact-8", "near_far-8", "low_rank", "interaction_network", "transformer", "transformer-bias")
+AT_256 = ("exact-8", "near_far-8", "low_rank", "transformer")  # those whose steps are cheap
 IMAGE_SETTINGS = {
     "modality": "image",
     "image_size": 32,
