@@ -272,7 +272,7 @@ def problems(data: Path) -> dict[str, Problem]:
         particles(
             "particles-256",
             "Typed particles, trained at n = 256",
-            steps=400,
+            steps=700,  # after 400 no model had learnt the types of keys
             batch_size=2,
             contestants={name: PARTICLE_MODELS[name] for name in AT_256},
             num_particles=256,
