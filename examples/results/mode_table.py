@@ -68,7 +68,7 @@ def section(problem: Problem, logs: list[dict]) -> list[str]:
     if not own:
         return []
     seconds = sum(log["cpu_seconds"] for log in own)
-    text = f"{problem.metric.capitalize()}, {'less' if problem.is_error else 'more'} is better; "
+    text = f"{problem.metric[0].upper()}{problem.metric[1:]}, {'less' if problem.is_error else 'more'} is better; "
     text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all. "
     text += f"`python examples/results/mode_accuracy.py --only {problem.name}`"
     lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
