@@ -197,7 +197,7 @@ def test_judged(benchmark, value, goal, at_most, text):
 
 def test_marks(benchmark, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- widths: begin -->\nold\n<!-- widths: end -->\nb\n")
+    page.write_text("a\n<!-- widths: begin -->\nold\n<!-- widths: end -->\nb\n", encoding="utf-8")
     benchmark("run").write_between_marks(page, "widths", "new")
     benchmark("run").write_between_marks(page, "points", "nowhere")
-    assert page.read_text() == "a\n<!-- widths: begin -->\nnew\n<!-- widths: end -->\nb\n"
+    assert page.read_text(encoding="utf-8") == "a\n<!-- widths: begin -->\nnew\n<!-- widths: end -->\nb\n"

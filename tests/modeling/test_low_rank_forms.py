@@ -136,7 +136,9 @@ class TestModels:
     def test_saved_and_reloaded(self, model, tiny_inputs, tmp_path):
         model.save_pretrained(tmp_path, with_code=True)
         plain = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
-        reference = json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForMaskedLM"]
+        reference = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["auto_map"][
+            "AutoModelForMaskedLM"
+        ]
         exported = get_class_from_dynamic_module(reference, str(tmp_path)).from_pretrained(tmp_path).eval()
         assert isinstance(plain, ITNetForMaskedLM) and not isinstance(exported, ITNetForMaskedLM)
         inputs = tiny_inputs("masked-lm")

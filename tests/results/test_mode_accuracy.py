@@ -229,10 +229,10 @@ def test_rates_are_tuned_once_and_tests_read_at_the_end(trials, found, tmp_path,
     tuning, final = first[:-2], first[-2:]
     assert {name.rpartition(".rate-")[0] for name in tuning} == {"particles-32.transformer"}
     assert final == ["particles-256.transformer.seed-1", "particles-256.transformer.seed-2"]
-    assert not any(json.loads((tmp_path / f"{name}.json").read_text())["test"] for name in tuning)
+    assert not any(json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["test"] for name in tuning)
     rate, _ = trials.tuned(tuner, "transformer", tmp_path)
     for name in final:
-        log = json.loads((tmp_path / f"{name}.json").read_text())
+        log = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
         assert log["learning_rate"] == rate and len(log["test"]) == 3
     trials.run_model(problem, tuner, "transformer", (1, 2), tmp_path)
     assert made == first
