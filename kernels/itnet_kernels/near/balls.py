@@ -59,17 +59,18 @@ def _spatial_order(points: Tensor, real: Tensor) -> Tensor:
 
 def _keys_of_blocks(x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor, order: Tensor, radius: float):
     """The keys that some query of a block is near to: numbers of blocks and keys, sorted by block; one sample."""
-    count = len(y)
+    count, slots = len(y), order.flatten()
+    is_query = slots >= 0  # the last block may be filled up
     if count > _MOST_DENSE:
         query, key = _near_pairs(x, y, radius)
-        query, key = query[real_x[query] & real_y[key]], key[real_x[query] & real_y[key]]
+        counts = real_x[query] & real_y[key]
         block_of = torch.empty(len(x), dtype=torch.long, device=x.device)
         numbers = torch.arange(order.numel(), device=x.device) // order.shape[1]
-        block_of[order.flatten()[order.flatten() >= 0]] = numbers[order.flatten() >= 0]
-        wanted = torch.unique(block_of[query] * count + key)
+        block_of[slots[is_query]] = numbers[is_query]
+        wanted = torch.unique(block_of[query[counts]] * count + key[counts])
         return wanted // count, wanted % count
-    rows = order.flatten().clamp(min=0)
-    near = _is_near(x[rows], y, radius) & (real_x[rows] & (order.flatten() >= 0)).unsqueeze(1) & real_y
+    rows = slots.clamp(min=0)
+    near = _is_near(x[rows], y, radius) & (real_x[rows] & is_query).unsqueeze(1) & real_y
     return near.unflatten(0, order.shape).any(1).nonzero(as_tuple=True)
 
 
