@@ -46,6 +46,7 @@ class ITNetTextInputs:
             `labels`, `logits` of every text or token, `hidden_states` if asked for, and a `proposal_loss` in training
             with Monte Carlo integration. With `return_dict=False`, a tuple of these.
         """
+        kwargs.setdefault("use_cache", False)  # there is no place for one in what a head returns
         outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.scores(outputs)
         return self.output(outputs, {"logits": logits}, labels, **kwargs)
@@ -138,6 +139,7 @@ class ITNetForQuestionAnswering(ITNetHead):
         end_positions: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
+        kwargs.setdefault("use_cache", False)  # there is no place for one in what a head returns
         outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)  # [B, n] each
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)  # None without positions
