@@ -10,6 +10,7 @@ from transformers.utils.generic import can_return_tuple
 
 from configuration_itnet import ITNetConfig
 
+from ..checks import check_tensor
 from ..generation.cache import ITNetCache
 from ..modeling_itnet import INPUTS, ITNetHead
 from ..outputs import ITNetCausalLMOutput
@@ -78,7 +79,7 @@ class ITNetForCausalLM(ITNetHead, GenerationMixin):
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, rows])
         if labels is not None and shift_labels is None:
-            shift_labels = pad(labels, (0, 1), value=-100)[:, 1:]
+            shift_labels = pad(check_tensor(labels, "labels"), (0, 1), value=-100)[:, 1:]
         predictions = {"logits": logits, "past_key_values": outputs.past_key_values}
         return self.output(outputs, predictions, shift_labels, **kwargs)
 
