@@ -508,7 +508,7 @@ class ITNetHead(ITNetPreTrainedModel):
                 "ITNetTrainer hands it to the model"
             )
         if labels is not None and num_items_in_batch is not None:
-            loss = loss * ((labels != -100).sum() / num_items_in_batch)
+            loss = loss * (labels != -100).sum() / num_items_in_batch
         hidden_states = outputs.hidden_states
         return self.output_class(loss=loss, **predictions, hidden_states=hidden_states, proposal_loss=proposal_loss)
 
