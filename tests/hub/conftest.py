@@ -8,6 +8,7 @@ from transformers.utils import logging
 
 from modeling_itnet import (
     ITNetConfig,
+    ITNetForCausalLM,
     ITNetForGraphClassification,
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
@@ -34,6 +35,7 @@ class Case(NamedTuple):
 CASES = {
     "image": Case(ITNetModel, "image", "AutoModel"),
     "image-classification": Case(ITNetForImageClassification, "image", "AutoModelForImageClassification"),
+    "causal-lm": Case(ITNetForCausalLM, "text", "AutoModelForCausalLM", {"is_causal": True}),
     "masked-lm": Case(ITNetForMaskedLM, "text", "AutoModelForMaskedLM"),
     "sequence-classification": Case(ITNetForSequenceClassification, "text", "AutoModelForSequenceClassification"),
     "token-classification": Case(ITNetForTokenClassification, "text", "AutoModelForTokenClassification"),
@@ -125,7 +127,7 @@ def make_labels():
         generator = torch.Generator().manual_seed(seed)
         if name == "question-answering":
             return {"start_positions": torch.arange(batch) % length, "end_positions": torch.arange(batch) % length}
-        if name in ("masked-lm", "token-classification"):
+        if name in ("causal-lm", "masked-lm", "token-classification"):
             return {"labels": torch.randint(3, (batch, length), generator=generator)}
         if name == "signal":
             return {"labels": torch.randn(batch, length, 3, generator=generator)}

@@ -65,6 +65,10 @@ for name, case in cases.items():
     for processor_class in case.get("processors", []):
         loaded = getattr(transformers, processor_class).from_pretrained(case["folder"], trust_remote_code=True)
         report[name].setdefault("processors", {})[processor_class] = type(loaded).__name__
+    if "prompt" in case:
+        prompt = torch.tensor(case["prompt"])
+        generated = model.generate(prompt, attention_mask=torch.ones_like(prompt), **case["generation"])
+        report[name]["generated"] = generated.tolist()
     if "pipeline" in case:
         pipe = transformers.pipeline(case["pipeline"], case["folder"], trust_remote_code=True)
         report[name]["answers"] = pipe(case["image"], case["question"])

@@ -14,6 +14,7 @@ TEXT, MULTIMODAL = ["input_ids", "attention_mask"], ["pixel_values", "input_ids"
 # What every head, and its bare model, take in a positional call; the main input first.
 ORDER = {
     "image-classification": ["pixel_values"],
+    "causal-lm": TEXT,
     "masked-lm": TEXT,
     "sequence-classification": TEXT,
     "token-classification": TEXT,
@@ -96,7 +97,7 @@ def test_help_has_no_placeholders():
 
 
 CLASSIFIERS = ["image-classification", "sequence-classification", "images-and-text", "point-cloud", "graph"]
-TOKENS = ["masked-lm", "token-classification"]
+TOKENS = ["causal-lm", "masked-lm", "token-classification"]
 BAD_LABELS = {
     "out-of-range": (lambda good: good + 39, "`labels` hold (39|40|41|42), but there are (3|40) classes"),
     "negative": (lambda good: good - 5, "`labels` hold -[345], but there are (3|40) classes"),

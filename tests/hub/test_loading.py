@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer
 
 from modeling_itnet import ITNetForImageClassification, ITNetForMaskedLM, ITNetModel
 from modeling_itnet.hub import create_checkpoint
@@ -66,6 +66,20 @@ class TestWays:
         monkeypatch.setattr(torch.nn.init, "normal_", lambda tensor, *args, **kwargs: touched.append(tensor) or tensor)
         AutoModelForImageClassification.from_pretrained(folder)
         assert not [tensor for tensor in touched if tensor.device.type != "meta"]
+
+    def test_generation_settings(self, tmp_path, make_model, make_inputs):
+        """They are saved beside the weights, in one precision or another."""
+        model, ids = make_model("causal-lm"), make_inputs("causal-lm")["input_ids"]
+        model.generation_config.max_new_tokens = 5
+        model.generation_config.num_beams = 2
+        model.save_pretrained(tmp_path, max_shard_size="10KB")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        mask = torch.ones_like(ids)
+        expected = model.generate(ids, attention_mask=mask)
+        assert expected.shape == (3, 12)
+        assert torch.equal(again.generate(ids, attention_mask=mask), expected)
+        half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+        assert half.generate(ids, attention_mask=mask).shape == (3, 12)
 
     def test_another_label_set(self, saved):
         folder, inputs, _ = saved

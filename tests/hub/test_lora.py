@@ -6,7 +6,14 @@ from peft import AutoPeftModel, PeftModel, get_peft_model
 
 from modeling_itnet.training.lora import LORA_TARGET_MODULES, lora_config
 
-HEADS = ["image-classification", "sequence-classification", "point-cloud", "question-answering", "signal"]
+HEADS = [
+    "image-classification",
+    "causal-lm",
+    "sequence-classification",
+    "point-cloud",
+    "question-answering",
+    "signal",
+]
 
 
 def trained(model, inputs, labels, steps=3):
@@ -49,6 +56,17 @@ def test_save_reload_merge(name, mode, tmp_path, make_model, make_inputs, make_l
     again = PeftModel.from_pretrained(make_model(name, **overrides), tmp_path).eval()
     assert_close(outputs(again, inputs, predictions), after, rtol=1e-4, atol=1e-5)
     assert_close(outputs(model.merge_and_unload(), inputs, predictions), after, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapted_model_generates(make_model, make_inputs, make_labels):
+    """With a cache as without one, and merged as adapted."""
+    base, inputs = make_model("causal-lm", integration_mode="near_far", near_size=3, rank=2), make_inputs("causal-lm")
+    model = trained(get_peft_model(base, lora_config(base, r=2)), inputs, make_labels("causal-lm"))
+    settings = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(inputs["input_ids"])}
+    expected = model.generate(**inputs, **settings, use_cache=False)
+    assert expected.shape == (3, 13)
+    assert torch.equal(model.generate(**inputs, **settings), expected)
+    assert torch.equal(model.merge_and_unload().generate(**inputs, **settings), expected)
 
 
 def test_transformers_own_adapter_interface(tmp_path, make_model, make_inputs, make_labels, predictions):

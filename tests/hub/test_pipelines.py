@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoProcessor, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoProcessor,
+    AutoTokenizer,
+    TextIteratorStreamer,
+    TextStreamer,
+    pipeline,
+)
 
 from modeling_itnet.hub import create_checkpoint
 
@@ -60,6 +67,53 @@ def test_fill_mask(folder):
     expected = model(**inputs).logits[0, place].softmax(-1).topk(2)
     assert [row["token"] for row in found] == expected.indices.tolist()
     assert [row["score"] for row in found] == pytest.approx(expected.values.tolist(), abs=1e-6)
+
+
+class TestTextGeneration:
+    MODES = {
+        "exact": {"integration_mode": "exact"},
+        "near_far": {"integration_mode": "near_far", "near_size": 3, "rank": 2, "factor_form": "matrix"},
+    }
+    SETTINGS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+
+    @pytest.fixture(params=MODES)
+    def generator(self, request, tmp_path):
+        """The path of a causal language model, the model and its tokenizer, which pads on the left."""
+        small = {"num_hidden_layers": 1, "kernel_init_scale": 1.0, "is_causal": True, **self.MODES[request.param]}
+        model = create_checkpoint("itnet-tiny", tmp_path, task="text-generation", **small)
+        return str(tmp_path), model.eval(), AutoTokenizer.from_pretrained(tmp_path, padding_side="left")
+
+    def expected(self, model, tokenizer, text):
+        """By the largest logit, one call on the whole text for each token."""
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        count = ids.shape[1]
+        for _ in range(6):
+            with torch.no_grad():
+                logits = model(ids, use_cache=False).logits[:, -1]
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        return ids[:, count:]
+
+    def test_texts(self, generator):
+        path, model, tokenizer = generator
+        pipe = pipeline("text-generation", path, tokenizer=tokenizer)
+        texts = ["short", "a rather longer text"]
+        found = pipe(texts, batch_size=2, return_full_text=False, **self.SETTINGS)
+        for text, (row,) in zip(texts, found, strict=True):
+            expected = self.expected(model, tokenizer, text)
+            assert row["generated_text"] == tokenizer.decode(expected[0], skip_special_tokens=True)
+
+    def test_streaming(self, generator, capsys):
+        path, _, tokenizer = generator
+        model = AutoModelForCausalLM.from_pretrained(path).eval()
+        inputs = tokenizer("a text", return_tensors="pt")
+        expected = tokenizer.decode(self.expected(model, tokenizer, "a text")[0])
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        capsys.readouterr()
+        model.generate(**inputs, **self.SETTINGS, streamer=TextStreamer(tokenizer, skip_prompt=True))
+        assert capsys.readouterr().out == expected + "\n"
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+        model.generate(**inputs, **self.SETTINGS, streamer=streamer)
+        assert "".join(streamer) == expected
 
 
 def test_text_classification(folder):

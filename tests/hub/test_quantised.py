@@ -10,6 +10,7 @@ from torch.nn import functional as F
 NAMES = [
     "image-classification",
     "sequence-classification",
+    "causal-lm",
     "masked-lm",
     "visual-question-answering",
     "images-and-text",

@@ -35,6 +35,7 @@ MONTE_CARLO = {"integration_mode": "monte_carlo", "num_samples": 3}
 NEAR_FAR = {"integration_mode": "near_far", "near_size": 9, "near_radius": 0.8, "rank": 3}
 NEAR_FAR_MODELS = (
     "image-classification",
+    "causal-lm",
     "sequence-classification",
     "images-and-text",
     "point-cloud",
@@ -105,6 +106,8 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
             "outputs": str(tmp_path / f"{name}-out.safetensors"),
             "processors": list(expected_processors[name]),
         }
+    prompt, generation = make_inputs("causal-lm")["input_ids"], {"max_new_tokens": 6, "num_beams": 2}
+    requests["causal-lm"] |= {"prompt": prompt.tolist(), "generation": generation}
     for name in ("image", "masked-lm", VQA):
         requests[name]["resave"] = str(tmp_path / f"{name}-again")
     image, question = tmp_path / "image.png", "what colour is it"
@@ -141,6 +144,10 @@ def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predi
     for name in ("image", "masked-lm", VQA):
         assert all(report[name]["equal again"].values())
         assert names_only_what_is_there(tmp_path / f"{name}-again")
+    expected = make_model("causal-lm", **NEAR_FAR).generate(
+        prompt, attention_mask=torch.ones_like(prompt), **generation
+    )
+    assert report["causal-lm"]["generated"] == expected.tolist()
     inputs = processors(make_model(VQA).config)[0](Image.open(image), question, return_tensors="pt")
     with torch.no_grad():
         scores = make_model(VQA)(**inputs).logits[0].sigmoid().sort(descending=True)
@@ -160,16 +167,22 @@ def test_folder_holds_what_the_model_needs(tmp_path, cases, make_model, processo
         for reference in mapped.values():
             file, class_name = reference.split(".")
             assert f"class {class_name}(" in (folder / f"{file}.py").read_text(encoding="utf-8")
-        heads = {cls.__name__: head.auto_class for cls, head, row in find_heads() if row.name == case.modality}
-        assert mapped.keys() == {"AutoConfig", "AutoModel", *heads.values()}
+        own = [(cls, head.auto_class) for cls, head, row in find_heads() if row.name == case.modality]
+        is_bare, file = case.model_class is ITNetModel, case.model_class.__module__
+        heads = {auto_class for cls, auto_class in own if is_bare or cls.__module__ == file}
+        assert mapped.keys() == {"AutoConfig", "AutoModel", *heads}
         files = {path.stem.removeprefix("modeling_itnet_") for path in folder.glob("modeling_itnet_*.py")}
         modalities = {case.modality, *find_modality(case.modality).parts}
-        rooms = {"encoders": modalities, "heads": {case.modality}, "processing": modalities}
-        for room, expected in rooms.items():
-            found = {file.removeprefix(f"{room}_") for file in files if file.startswith(room)} & MODALITIES.keys()
-            assert found <= expected and (case.modality in found or room == "processing"), (name, room)
+        heads_file = "causal_lm" if name == "causal-lm" else case.modality
+        rooms = {"encoders": (case.modality, modalities), "heads": (heads_file, {heads_file})}
+        rooms["processing"] = (None, modalities)
+        for room, (needed, expected) in rooms.items():
+            found = {file.removeprefix(f"{room}_") for file in files if file.startswith(room)}
+            found &= {*MODALITIES, "causal_lm"}
+            assert found <= expected and (needed in found or needed is None), (name, room)
         assert not {file for file in files if file.startswith(("analysis", "cli", "special_cases", "training"))}
         assert ("hub_pipelines" in files) == (name == VQA)
+        assert ("generation_cache" in files) == (name == "causal-lm")
         assert "integration_fit" not in files
         assert not hasattr(model.config, "auto_map")
 
@@ -253,12 +266,18 @@ class TestCode:
 
 
 def without_imports(source, names=()):
-    """The tree without in-house imports, line numbers, and what is assigned to ``names``."""
+    """The tree without in-house imports, what stands in for absent ones, line numbers, and what is assigned to
+    ``names``."""
     tree = ast.parse(source)
+
+    def is_import(node):
+        is_absent = isinstance(node, ast.ClassDef) and "is not in this folder, as its model" in ast.unparse(node)
+        return isinstance(node, ast.ImportFrom) or is_absent
+
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [child for child in body if not isinstance(child, ast.ImportFrom)]
+            kept = [child for child in body if not is_import(child)]
             node.body = [
                 c for c in kept if not (isinstance(c, ast.Assign) and getattr(c.targets[0], "id", None) in names)
             ]

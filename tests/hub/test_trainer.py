@@ -61,7 +61,9 @@ def logged(trainer_of):
     return run
 
 
-@pytest.mark.parametrize("name", ["image-classification", "masked-lm", "token-classification", "point-cloud"])
+@pytest.mark.parametrize(
+    "name", ["image-classification", "causal-lm", "masked-lm", "token-classification", "point-cloud"]
+)
 def test_accumulation_changes_neither_loss_nor_gradient(logged, name):
     """Eight rows at once, or two at a time over four steps of accumulation."""
     whole, parts = logged(name, 8, 1), logged(name, 2, 4)
@@ -70,7 +72,7 @@ def test_accumulation_changes_neither_loss_nor_gradient(logged, name):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1], ids=["plain", "smoothed labels"])
-@pytest.mark.parametrize("name", ["image-classification", "masked-lm"])
+@pytest.mark.parametrize("name", ["image-classification", "causal-lm", "masked-lm"])
 def test_proposal_loss_is_part_of_the_loss_and_logged(logged, name, smoothing):
     config = {"integration_mode": "monte_carlo", "num_samples": 64, "label_smoothing": smoothing}
     without = logged(name, 8, 1, **config, proposal_loss_weight=0.0)
@@ -81,12 +83,12 @@ def test_proposal_loss_is_part_of_the_loss_and_logged(logged, name, smoothing):
     assert with_it["loss"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["image-classification", "masked-lm", "token-classification"])
+@pytest.mark.parametrize("name", ["image-classification", "causal-lm", "masked-lm", "token-classification"])
 def test_the_head_smooths_labels_as_transformers_does(make_model, make_inputs, make_labels, name):
     model, labels = make_model(name).train(), make_labels(name, batch=8)
     torch.manual_seed(0)
     outputs = model(**make_inputs(name, batch=8), **labels, label_smoothing=0.2)
-    expected = LabelSmoother(epsilon=0.2)(outputs, labels["labels"])
+    expected = LabelSmoother(epsilon=0.2)(outputs, labels["labels"], shift_labels=name == "causal-lm")
     torch.testing.assert_close(outputs.loss, expected)
     assert (outputs.loss - model(**make_inputs(name, batch=8), **labels).loss).abs() > 1e-3
 
