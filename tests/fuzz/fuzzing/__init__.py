@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import converters, exact, modes, modules
+from . import caches, converters, exact, modes, modules
 from .case import Draw, Outcome
 
 
 class Family(NamedTuple):
     check: Callable[[Draw, Outcome], None]
-    share: int  # of every 200 cases
+    share: int  # of every 212 cases
 
 
 FAMILIES = {
@@ -22,6 +22,7 @@ FAMILIES = {
     "network": Family(modules.network, 16),
     "layer": Family(modules.layer, 8),
     "invariance": Family(modules.invariance, 13),
+    "cache": Family(caches.caches, 12),
     "converters": Family(converters.converters, 20),
     "triton": Family(exact.triton, 4),
 }

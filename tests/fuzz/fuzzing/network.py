@@ -79,10 +79,16 @@ class Network:
     def far(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
         """The integral with a low-rank kernel."""
         phi, psi = (self._factor(f"{name}.factors.{part}", heads, x) for part in ("phi", "psi"))
-        bias, matrices = (self.weights.get(f"{name}.factors.{part}") for part in ("bias", "matrices"))
+        bias, matrices, rates = (
+            self.weights.get(f"{name}.factors.{part}") for part in ("bias", "matrices", "log_decay")
+        )
+        decay = None
+        if rates is not None:  # e^(-lambda (x_i - x_j)), of keys that a query sees
+            spans = (x[:, :, None, 0] - x[:, None, :, 0]).where(omega > 0, 0)[..., None, None]
+            decay = self.r(torch.exp(-rates.exp() * spans))
         if matrices is not None:
-            return oracle.low_rank_matrix(heads, phi, psi, matrices, bias, omega, self.r)
-        return oracle.low_rank(heads, phi, psi, bias, omega, self.r)
+            return oracle.low_rank_matrix(heads, phi, psi, matrices, bias, omega, self.r, decay)
+        return oracle.low_rank(heads, phi, psi, bias, omega, self.r, decay)
 
     def integral(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
         """The integral with the full kernel."""

@@ -165,16 +165,22 @@ def listed(t: dict, inputs, indices: Tensor, r: Rounding = EXACT) -> Tensor:
     )
 
 
-def low_rank(u, phi, psi, bias, omega, r: Rounding = EXACT) -> Tensor:
-    """sum_j omega_ij (Phi_i^T Psi_j + bias) u_j: phi [B, n_q, H, r, d], psi [B, n, H, r, d], omega [B, n_q, n]."""
-    kernels = torch.einsum("bihra,bjhrc->bijhac", r(phi), r(psi))
+def low_rank(u, phi, psi, bias, omega, r: Rounding = EXACT, decay: Tensor | None = None) -> Tensor:
+    """sum_j omega_ij (Phi_i^T Psi_j + bias) u_j: phi [B, n_q, H, r, d], psi [B, n, H, r, d], omega [B, n_q, n].
+
+    ``decay`` [B, n_q, n, H, r] is multiplied to the terms of Phi_i^T Psi_j.
+    """
+    terms = torch.einsum("bihra,bjhrc->bijhrac", r(phi), r(psi))
+    kernels = (terms if decay is None else decay[..., None, None] * terms).sum(-3)
     kernels = kernels if bias is None else kernels + r(bias)
     return r(torch.einsum("bij,bijhac,bjhc->biha", r(omega), kernels, r(u)))
 
 
-def low_rank_matrix(u, f, g, matrices, bias, omega, r: Rounding = EXACT) -> Tensor:
+def low_rank_matrix(u, f, g, matrices, bias, omega, r: Rounding = EXACT, decay: Tensor | None = None) -> Tensor:
     """sum_j omega_ij (sum_r f_i[r] g_j[r] M_r + bias) u_j: f, g [B, n, H, r], matrices [H, r, d, d]."""
-    kernels = torch.einsum("bihr,bjhr,hrac->bijhac", r(f), r(g), r(matrices)) + r(bias)
+    products = torch.einsum("bihr,bjhr->bijhr", r(f), r(g))
+    products = products if decay is None else decay * products
+    kernels = torch.einsum("bijhr,hrac->bijhac", products, r(matrices)) + r(bias)
     return r(torch.einsum("bij,bijhac,bjhc->biha", r(omega), kernels, r(u)))
 
 
