@@ -72,7 +72,7 @@ class Modality:
         return tuple(filter(None, (*own, *(part for head in self.heads for part in (head.model, head.pipeline)))))
 
 
-# A language model reads the last tokens with the full kernel, and all of them with one that keeps a state of fixed size.
+# A language model reads the last tokens with the full kernel, and all of them with one that keeps a small state.
 _LANGUAGE_MODEL = {
     "is_causal": True,
     "integration_mode": "near_far",
