@@ -90,9 +90,10 @@ def _make_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
         limits = config.vocab_size, config.max_position_embeddings
         tokenizer = make_tokenizer(texts, *limits, is_causal=config.is_causal)
     else:
-        tokenizer = _load_tokenizer(tokenizer)
+        side = {"padding_side": "left"} if config.is_causal else {}  # padding must not come before what is added
+        tokenizer = _load_tokenizer(tokenizer, **side)
         if config.is_causal:
-            _prepare_for_prompts(tokenizer)
+            _leave_open(tokenizer)
     config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
     if config.is_causal:
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, _end_of(tokenizer)
@@ -104,9 +105,8 @@ def _end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
-def _prepare_for_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """What a causal model continues must neither end with the end of a text nor with padding."""
-    tokenizer.padding_side = "left"
+def _leave_open(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Stops a tokenizer from ending a text, which a causal model is to continue."""
     ids, plain = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
     if ids[-1:] != [_end_of(tokenizer)] or plain[-1:] == ids[-1:]:
         return
@@ -123,11 +123,11 @@ def _prepare_for_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
     )
 
 
-def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(name: str, **settings) -> PreTrainedTokenizerBase:
     if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here, and no Hub id such as org/name")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, **settings)
     except OSError as error:
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here with a tokenizer, nor one on the Hub") from error
 
