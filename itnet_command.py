@@ -30,6 +30,7 @@ COMMANDS = {
         "checkpoints",
         "Write a folder that loads with trust_remote_code=True where this package is not installed.",
     ),
+    "generate": ("generate", "Continue texts with a causal language model."),
     "plot-kernel": ("kernels", "Draw how strongly one layer couples the positions of an input."),
     "verify": (
         "reports",

@@ -89,7 +89,8 @@ class Domain:
             return self
         if self._keys is None:
             measure = torch.cat([self.past.measure, self.measure], dim=1)
-            places = [part.positions.expand(len(measure), *part.positions.shape[-2:]) for part in (self.past, self)]
+            batch = measure.shape[0]  # not its len: that would be a constant of a traced graph
+            places = [part.positions.expand(batch, *part.positions.shape[-2:]) for part in (self.past, self)]
             self._keys = Domain(torch.cat(places, dim=1), measure, self.frequencies, layout=((measure.shape[1],),))
         return self._keys
 

@@ -4,7 +4,7 @@
 from itnet_kernels import KERNEL_INPUTS
 
 from .configuration_itnet import ITNetConfig
-from .modalities import MODALITIES, Head, Modality, find_modality
+from .modalities import MODALITIES, Head, Modality, find_modality, task_settings
 from .preset_files import preset_names
 from .rules import check_names
 
@@ -17,4 +17,5 @@ __all__ = [
     "check_names",
     "find_modality",
     "preset_names",
+    "task_settings",
 ]

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from itnet_kernels.weights import KERNEL_INPUTS, kernel_group_sizes
 
-from .modalities import find_modality
+from .modalities import find_modality, task_settings
 from .rules import check_config, check_kernel_inputs, check_names, check_num_labels
 
 logger = logging.get_logger(__name__)
@@ -159,8 +159,9 @@ class ITNetConfig(PreTrainedConfig):
         eos_token_id (`int` or `list[int]`, *optional*): Token id, or ids, that end a generated text.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): Language-model heads reuse the token embeddings
             as output weights.
-        use_cache (`bool`, *optional*, defaults to `True`): Causal models return a cache of past features and
-            positions, so that decoding computes one query per step.
+        use_cache (`bool`, *optional*, defaults to `True`): Causal models of texts return a cache at evaluation,
+            [`ITNetCache`], so that decoding computes one query per step. It holds the features of all tokens if the
+            mode is exact, those of the last ones and a state of fixed size in near and far or low-rank integration.
 
         > Point clouds
 
@@ -327,19 +328,21 @@ class ITNetConfig(PreTrainedConfig):
         check_config(self)
 
     @classmethod
-    def from_preset(cls, name: str, **overrides) -> "ITNetConfig":
+    def from_preset(cls, name: str, task: str | None = None, **overrides) -> "ITNetConfig":
         """
         The configuration of a named model size, with `overrides` in place of the preset's own values.
 
         Args:
             name (`str`): `"itnet-tiny"`, `"itnet-pc"`, `"itnet-small"`, `"itnet-base"` or `"itnet-large"`.
+            task (`str`, *optional*): What the model is for, such as `"causal-lm"` or the Hub's `"text-generation"`:
+                the configuration gets the modality and the settings of that task.
             overrides: Any argument of [`ITNetConfig`], such as `modality="text"` or `num_labels=10`.
         """
         try:
             from configuration_itnet.preset_files import read_preset
         except ImportError as error:
             raise ImportError("Presets ship with the itnet package, not with exported code") from error
-        return cls(**{**read_preset(name), **overrides})
+        return cls(**{**read_preset(name), **({} if task is None else task_settings(task)), **overrides})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":

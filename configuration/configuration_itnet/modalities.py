@@ -6,7 +6,9 @@ they are used, so that reading the table imports nothing. A model that is export
 row alone, and of that the fields that a configuration reads.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from typing import Any
 
 
 def _as_reference(value) -> str | None:
@@ -21,10 +23,17 @@ class Head:
     auto_class: str  # name of the Auto class that makes it
     hub_task: str | None = None  # what the Hub calls the task; None if it has no name for it
     pipeline: str | type | None = None  # pipeline for the task "itnet-<hub_task>", where Transformers has none
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)  # of a new configuration for the task
 
     def __post_init__(self):
-        for field in ("model", "pipeline"):
-            object.__setattr__(self, field, _as_reference(getattr(self, field)))
+        for name in ("model", "pipeline"):
+            object.__setattr__(self, name, _as_reference(getattr(self, name)))
+
+    @property
+    def task(self) -> str:
+        """What the task is called here: image-classification for ITNetForImageClassification."""
+        name = self.model.split(":")[1].removeprefix("ITNetFor")
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,8 @@ class Modality:
     def __post_init__(self):
         if not self.name.isidentifier():
             raise ValueError(f"`name` ({self.name!r}) of a modality must be an identifier")
-        for field in ("encoder", "processor", "reader", "plot"):
-            object.__setattr__(self, field, _as_reference(getattr(self, field)))
+        for name in ("encoder", "processor", "reader", "plot"):
+            object.__setattr__(self, name, _as_reference(getattr(self, name)))
 
     @property
     def exported(self) -> tuple[str, ...]:
@@ -63,6 +72,15 @@ class Modality:
         return tuple(filter(None, (*own, *(part for head in self.heads for part in (head.model, head.pipeline)))))
 
 
+# A language model reads the last tokens with the full kernel, and all of them with one that keeps a small state.
+_LANGUAGE_MODEL = {
+    "is_causal": True,
+    "integration_mode": "near_far",
+    "near_size": 16,
+    "kernel_hidden_size": 16,
+    "factor_form": "matrix",
+    "factor_decay": True,
+}
 # Transformers has no Auto class for point clouds, graphs or image pairs: their heads label a whole input, as sequence
 # classifiers do. A function of time is the signal that it has one for.
 _ROWS = (
@@ -93,7 +111,12 @@ _ROWS = (
         has_tokens=True,
         encoder=".encoders.text:ITNetTextEncoder",
         heads=(
-            Head(".heads.causal_lm:ITNetForCausalLM", "AutoModelForCausalLM", "text-generation"),
+            Head(
+                ".heads.causal_lm:ITNetForCausalLM",
+                "AutoModelForCausalLM",
+                "text-generation",
+                settings=_LANGUAGE_MODEL,
+            ),
             Head(".heads.text:ITNetForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
             Head(".heads.text:ITNetForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering"),
             Head(
@@ -170,3 +193,16 @@ def find_modality(name: str) -> Modality:
     if name not in MODALITIES:
         raise ValueError(f"`modality` ({name!r}) must be one of {', '.join(MODALITIES)}")
     return MODALITIES[name]
+
+
+def task_settings(task: str) -> dict[str, Any]:
+    """What a new configuration for a task says: its modality, and what its head needs.
+
+    A task has a name here, such as causal-lm, and most have one of the Hub, such as text-generation.
+    """
+    heads = [(head, row) for row in MODALITIES.values() for head in row.heads]
+    for head, row in heads:
+        if task in (head.task, head.hub_task):
+            return {"modality": row.name, **head.settings}
+    names = ", ".join(head.task for head, _ in heads)
+    raise ValueError(f"unknown task {task!r}; available: {names}, and the Hub's names of these")

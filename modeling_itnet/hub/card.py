@@ -42,6 +42,7 @@ def model_card(
     with torch.device("meta"):
         components = count_parameters(model_class(config))
     row, head = find_modality(config.modality), find_head(model_class)
+    task = row.bare_task if head is None else head.hub_task
     short_name = name.rstrip("/").split("/")[-1]
     tags = ["itnet", "integral-transform", config.modality.replace("_", "-")]
     data = ModelCardData(
@@ -50,7 +51,7 @@ def model_card(
         library_name="transformers",
         license="apache-2.0",
         datasets=list(datasets) or None,
-        pipeline_tag=row.bare_task if head is None else head.hub_task,
+        pipeline_tag=task,
         tags=[*tags, "custom_code"] if has_code else tags,
     )
     return ModelCard.from_template(
@@ -60,6 +61,7 @@ def model_card(
         repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
         config=config,
         modality=row,
+        task=task,
         model_class=model_class.__name__,
         auto_class="AutoModel" if head is None else head.auto_class,
         components=components,

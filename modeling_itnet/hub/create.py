@@ -12,20 +12,20 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 
-from ..modalities import find_heads, load
+from ..modalities import find_head, find_heads, load
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .card import model_card
 from .export import export_to_hub_folder
 
 # [PAD] is number 0, as `ITNetConfig.pad_token_id` says.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Of a causal model. One token ends a text and so comes before the next one, where texts follow each other.
+END_OF_TEXT = "<|endoftext|>"
 
 
 def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
     """Name of a task, such as image-classification for ITNetForImageClassification -> its class and its modality."""
-    between_words = re.compile(r"(?<=[a-z])(?=[A-Z])")
-    heads = {cls.__name__.removeprefix("ITNetFor"): (cls, row.name) for cls, _, row in find_heads()}
-    return {between_words.sub("-", name).lower(): head for name, head in heads.items()}
+    return {head.task: (cls, row.name) for cls, head, row in find_heads()}
 
 
 def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
@@ -60,12 +60,13 @@ def create_checkpoint(
         seed: The same seed gives the same weights.
         tokenizer: A tokenizer to use, as a folder or a Hub id.
         texts: Text files to train a tokenizer of `vocab_size` tokens on. With neither, tokens are bytes.
-        overrides: Further arguments of `ITNetConfig`.
+        overrides: Further arguments of `ITNetConfig`, in place of what the preset and the task say.
     """
     model_class, modality_of_task = (ITNetModel, None) if task is None else find_task(task)
     if modality or modality_of_task:
         overrides["modality"] = modality or modality_of_task
-    config = ITNetConfig.from_preset(preset, **overrides)
+    head = find_head(model_class)
+    config = ITNetConfig.from_preset(preset, **(overrides if head is None else head.settings | overrides))
     processor = _make_processor(config, tokenizer, texts)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -85,37 +86,78 @@ def _make_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
         return None if maker is None else maker(config)
     if tokenizer is not None and texts:
         raise ValueError("`tokenizer` names a tokenizer and `texts` train one: give one of the two")
-    limits = config.vocab_size, config.max_position_embeddings
-    tokenizer = make_tokenizer(texts, *limits) if tokenizer is None else _load_tokenizer(tokenizer)
+    if tokenizer is None:
+        limits = config.vocab_size, config.max_position_embeddings
+        tokenizer = make_tokenizer(texts, *limits, is_causal=config.is_causal)
+    else:
+        side = {"padding_side": "left"} if config.is_causal else {}  # padding must not come before what is added
+        tokenizer = _load_tokenizer(tokenizer, **side)
+        if config.is_causal:
+            _leave_open(tokenizer)
     config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+    if config.is_causal:
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, _end_of(tokenizer)
     return tokenizer if maker is None else maker(config, tokenizer)
 
 
-def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a text."""
+    return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+
+
+def _leave_open(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Stops a tokenizer from ending a text, which a causal model is to continue."""
+    ids, plain = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    if ids[-1:] != [_end_of(tokenizer)] or plain[-1:] == ids[-1:]:
+        return
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"`tokenizer` ({type(tokenizer).__name__}) ends every text with {tokenizer.decode(ids[-1:])!r}, which a "
+            "causal model would have to continue: use a tokenizer that does not"
+        )
+    before = [tokenizer.convert_ids_to_tokens(token) for token in ids[: ids.index(plain[0])]]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A"],
+        pair=[*before, "$A", "$B:1"],
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in before],
+    )
+
+
+def _load_tokenizer(name: str, **settings) -> PreTrainedTokenizerBase:
     if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here, and no Hub id such as org/name")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, **settings)
     except OSError as error:
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here with a tokenizer, nor one on the Hub") from error
 
 
-def make_tokenizer(texts: Sequence[str | os.PathLike], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    texts: Sequence[str | os.PathLike], vocab_size: int, max_length: int, is_causal: bool = False
+) -> PreTrainedTokenizerFast:
     """
     A byte-level BPE tokenizer that knows every text: trained on files, or with one token per byte without any.
 
     A word's token includes the space before it. So does the mask of a trained tokenizer, which stands for a word: "the
     [MASK] of" gives the tokens that masking the middle of "the kernel of" gives in training. Pairs of texts get
     `token_type_ids`.
+
+    That of a causal model adds nothing to a text, which is to be continued, and pads on the left. One token,
+    `END_OF_TEXT`, is both `bos_token` and `eos_token`, as in GPT-2.
     """
     _check_texts(texts)
-    backend = Tokenizer(models.BPE(unk_token="[UNK]"))
+    mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
+    special = [SPECIAL_TOKENS[0], END_OF_TEXT] if is_causal else [*SPECIAL_TOKENS[:-1], mask]
+    backend = Tokenizer(models.BPE(unk_token=None if is_causal else "[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    mask = AddedToken(SPECIAL_TOKENS[-1], lstrip=bool(texts), special=True, normalized=False)
-    tokens = {"special_tokens": [*SPECIAL_TOKENS[:-1], mask], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    tokens = {"special_tokens": special, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **tokens)
     backend.train([str(path) for path in texts], trainer)
+    if is_causal:
+        names = {"pad_token": special[0], "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "padding_side": "left"}
+        names["model_input_names"] = ["input_ids", "attention_mask"]
+        return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **names)
     ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends

@@ -21,6 +21,8 @@ from itnet_kernels.exact.pair_inputs import PairInputs
 from itnet_kernels.exact.pair_sum import pair_sum
 from itnet_kernels.exact.plain_pair_sum import plain_pair_sum, plain_tile
 
+from ..generation.step import DecodingStep
+from ..heads.causal_lm import ITNetForCausalLM
 from ..modeling_itnet import ITNetPreTrainedModel
 
 
@@ -48,16 +50,75 @@ def export_onnx(
     Inputs and outputs have the names that they have in the model, such as ``pixel_values`` and ``logits``; the axis of
     samples is called ``batch`` if it is dynamic.
     """
+    _check_onnx()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with _quiet():
+        graph = export_graph(model, inputs, dynamic_batch).run_decompositions(_UNKNOWN_TO_ONNX)
+        axes, outputs = _dynamic_shapes(inputs, "batch" if dynamic_batch else None), _output_names(graph)
+        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, dynamic_shapes=axes, output_names=outputs)
+    return Path(path)
+
+
+def export_decoding_step(
+    model: ITNetForCausalLM, capacity: int | None = None, dynamic_batch: bool = True
+) -> ExportedProgram:
+    """
+    A graph of plain tensor operations for one step of decoding: :class:`DecodingStep`, whose arguments and results it
+    has. `DecodingStep(model, capacity).initial_state(batch)` is what it starts from.
+
+    Args:
+        model: A causal language model with exact, near and far or low-rank integration.
+        capacity: Tokens that an exact model sees; by default `max_position_embeddings`.
+        dynamic_batch: The graph takes any number of texts; otherwise one.
+    """
+    step, batch = DecodingStep(model, capacity), 2 if dynamic_batch else 1
+    inputs = _step_inputs(step, batch)
+    axis = {0: Dim.DYNAMIC} if dynamic_batch else None
+    dynamic = axis, axis, (axis,) * (len(inputs) - 2)
+    with torch.no_grad():
+        program = torch.export.export(step, inputs, dynamic_shapes=dynamic, strict=False)
+    return program.run_decompositions({pair_sum._opoverload: _dense_pair_sum})
+
+
+def export_decoding_step_onnx(
+    model: ITNetForCausalLM, path: str | Path, capacity: int | None = None, dynamic_batch: bool = True
+) -> Path:
+    """Writes the graph of :func:`export_decoding_step` as an ONNX file. Needs onnx and onnxscript.
+
+    Inputs are ``input_ids``, ``position`` and the state, by the names that `DecodingStep.state_names` gives; outputs
+    ``logits`` and the state after the step, with ``new_`` before its names.
+    """
+    _check_onnx()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    step = DecodingStep(model, capacity)
+    names = step.state_names
+    with _quiet():
+        graph = export_decoding_step(model, capacity, dynamic_batch).run_decompositions(_UNKNOWN_TO_ONNX)
+        axis = {0: "batch"} if dynamic_batch else None
+        torch.onnx.export(
+            graph,
+            f=path,
+            dynamo=True,
+            verbose=False,
+            input_names=["input_ids", "position", *names],
+            output_names=["logits", *(f"new_{name}" for name in names)],
+            dynamic_shapes=(axis, axis, (axis,) * len(names)),
+        )
+    return Path(path)
+
+
+def _step_inputs(step: DecodingStep, batch: int) -> tuple[Tensor, ...]:
+    """The first token of some texts: arguments of a step."""
+    state = step.initial_state(batch)
+    token = torch.zeros(batch, 1, dtype=torch.long, device=state[0].device)
+    return token, torch.zeros_like(token[:, 0]), *state
+
+
+def _check_onnx() -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with _quiet():
-        graph = export_graph(model, inputs, dynamic_batch)
-        axes, outputs = _dynamic_shapes(inputs, "batch" if dynamic_batch else None), _output_names(graph)
-        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, dynamic_shapes=axes, output_names=outputs)
-    return Path(path)
 
 
 def _dense_pair_sum(*arguments) -> Tensor:
@@ -66,6 +127,35 @@ def _dense_pair_sum(*arguments) -> Tensor:
     if inputs.block_pairs:
         return plain_pair_sum(inputs)
     return plain_tile(inputs, last_visible=inputs.keys.shape[1] - inputs.queries.shape[1])
+
+
+def _dense_cummax(tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """``aten.cummax`` by n^2 comparisons."""
+    rows = tensor.movedim(dim, -1)
+    visible = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool, device=rows.device).tril()
+    values, indices = rows.unsqueeze(-2).where(visible, -torch.inf).max(-1)
+    return values.movedim(-1, dim), indices.movedim(-1, dim)
+
+
+def _dense_stable_sort(
+    tensor: Tensor, *, stable: bool | None = True, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``aten.sort.stable`` by n^2 comparisons: the place of a value is the number of those before it."""
+    rows = tensor.movedim(dim, -1)
+    own, other = rows.unsqueeze(-1), rows.unsqueeze(-2)
+    numbers = torch.arange(rows.shape[-1], device=rows.device)
+    is_before = (other > own if descending else other < own) | ((other == own) & (numbers < numbers.unsqueeze(-1)))
+    is_here = is_before.sum(-1).unsqueeze(-2) == numbers.unsqueeze(-1)  # [..., place, value]
+    indices = (is_here * numbers).sum(-1)
+    return rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)
+
+
+#: A kernel that decays needs the first, windows that count real tokens the others.
+_UNKNOWN_TO_ONNX = {
+    torch.ops.aten.cummax.default: _dense_cummax,
+    torch.ops.aten.sort.stable: _dense_stable_sort,
+    torch.ops.aten.argsort.stable: lambda *args, **kwargs: _dense_stable_sort(*args, **kwargs)[1],
+}
 
 
 def _dynamic_shapes(inputs: Mapping[str, Tensor], batch) -> dict:

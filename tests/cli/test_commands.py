@@ -71,7 +71,7 @@ class TestCreate:
 
     def test_every_task(self):
         assert {"image-classification", "masked-lm", "images-and-text-classification"} < task_classes().keys()
-        assert len(task_classes()) == 10
+        assert len(task_classes()) == 11
 
     def test_mistakes(self, run, fail, tmp_path):
         run("create", "itnet-tiny", "a")
@@ -120,6 +120,7 @@ def test_tokenizer_masks_as_training_does(tmp_path):
     "name, own",
     [
         ("fill-mask", "masked-lm"),
+        ("text-generation", "causal-lm"),
         ("text-classification", "sequence-classification"),
         ("graph-ml", "graph-classification"),
         ("visual-question-answering", "visual-question-answering"),
@@ -279,7 +280,7 @@ def test_another_models_checkpoint(fail, tmp_path):
 
 def test_help_lists_every_command(run):
     text = run("--help")
-    for command in ("create", "info", "export", "convert", "bench", "plot-kernel", "cards", "verify"):
+    for command in ("create", "info", "export", "convert", "bench", "plot-kernel", "cards", "verify", "generate"):
         assert command in text
 
 

@@ -27,6 +27,8 @@ PLACEHOLDER = re.compile(r"^\[?[A-Z]{3,}\]?$")
 #: What makes a long command short. The value stands after the arguments of the document, so that it wins.
 SHORTER = {
     "examples/quickstart.py": ["--max_steps", "1", "--output_dir", "quickstart"],
+    "examples/generate_text.py": ["--steps", "1", "--output_dir", "language"],
+    "examples/results/cache_sizes.py": ["--lengths", "16", "--width", "64", "--layers", "1"],
     "examples/results/table.py": ["--check"],
     "examples/integration_modes.py": [
         *("--model", "exact", "--output_dir", "modes", "--ranks", "1", "--samples", "4"),
@@ -107,6 +109,7 @@ def folder(tmp_path_factory):
         patch_size=7,
         num_labels=10,
     )
+    create_checkpoint("itnet-tiny", folder / "language-model", task="causal-lm", num_hidden_layers=1)
     (folder / "corpus.txt").write_text("the red square is left of the blue circle\n" * 50, encoding="utf-8")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (28, 28), dtype=np.uint8)).save(folder / "picture.png")
     return folder
@@ -198,7 +201,8 @@ def test_itnet(command, folder, tiny_data, monkeypatch):
     if is_bare and command.text not in WITHOUT_ARGUMENTS:
         words = [*words[:2], "--help"]
     values = {"PRESET": "itnet-tiny", "INPUT": "picture.png", "FILES": "picture.png", "[MODEL]": "itnet-tiny"}
-    sources = iter([] if words[1] == "create" else ["exact"])
+    first = {"create": [], "generate": ["language-model"]}.get(words[1], ["exact"])  # the model that it takes
+    sources = iter(first)
     for index, word in enumerate(words):
         if PLACEHOLDER.match(word):
             words[index] = values.get(word) or next(sources, f"new-{abs(hash(command.text))}-{index}")
