@@ -383,11 +383,12 @@ class ITNetModel(ITNetPreTrainedModel):
         )
 
     def _find_cache(self, given: Cache | None, is_wanted: bool | None, inputs: dict[str, Tensor]) -> ITNetCache | None:
-        """The cache that is given, or a new one if there should be one: for causal models of texts, and in training
-        not unless one is given."""
+        """The cache that is given, or a new one if there should be one: for causal models of texts, but neither in
+        training nor in an exported graph, whose outputs are tensors."""
         if given is None:
             may_have_one = self.config.is_causal and find_modality(self.config.modality).has_tokens
-            return ITNetCache(self.config) if is_wanted and may_have_one and not self.training else None
+            may_have_one = may_have_one and not (self.training or torch.compiler.is_exporting())
+            return ITNetCache(self.config) if is_wanted and may_have_one else None
         if not isinstance(given, ITNetCache):
             raise ValueError(
                 f"`past_key_values` ({type(given).__name__}) must be an ITNetCache, or None for a new one"
@@ -405,8 +406,9 @@ class ITNetModel(ITNetPreTrainedModel):
         if self.config.pooling == "max":  # of each feature, over positions that are not padding
             lowest = torch.finfo(hidden_states.dtype).min
             return hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
-        # the integral against the measure, over its total
-        weights = (measure / measure.sum(1, keepdim=True)).to(hidden_states.dtype)
+        # the integral against the measure, over its total; 0 if all of a piece of a text is padding
+        total = measure.sum(1, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
+        weights = (measure / total).to(hidden_states.dtype)
         return torch.einsum("bn,bnd->bd", weights, hidden_states)
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:

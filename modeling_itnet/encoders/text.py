@@ -139,10 +139,12 @@ def _mask_after(cache: "ITNetCache", mask: Tensor | None, count: int) -> Tensor 
     batch, total = cache.batch_size, cache.length + count
     check_shape(mask, "attention_mask", [batch, total], [batch, count], note=": the cached tokens and the new ones")
     mask = check_mask(mask, batch, mask.shape[1], may_be_empty=True)
-    earlier = mask[:, :-count].sum(1).long()
-    if mask.shape[1] == total and may_look_at(mask) and not torch.equal(earlier, cache.count):
-        raise ValueError(
-            f"`attention_mask` calls {earlier.tolist()} of the cached tokens real, but {cache.count.tolist()} were "
-            "in `past_key_values`: what was read cannot become padding, nor padding a token"
-        )
+    if mask.shape[1] == total and may_look_at(mask):
+        read, kept = mask[:, :-count], cache.measure
+        number = read.sum(1).long()
+        if not (torch.equal(number, cache.count) and torch.equal(read[:, -kept.shape[1] :], kept.to(read.dtype))):
+            raise ValueError(
+                f"`attention_mask` calls {number.tolist()} of the cached tokens real, but {cache.count.tolist()} were "
+                "in `past_key_values`, or others were: what was read cannot become padding, nor padding a token"
+            )
     return mask[:, -count:]

@@ -25,7 +25,7 @@ def assert_same(actual, expected, predictions):
     "name", ["image-classification", "causal-lm", "masked-lm", "visual-question-answering", "point-cloud"]
 )
 def test_export_with_a_dynamic_batch(name, make_model, make_inputs, predictions):
-    model = make_model(name, num_hidden_layers=1, use_cache=False)
+    model = make_model(name, num_hidden_layers=1)
     inputs, other = make_inputs(name), make_inputs(name, batch=5, seed=9)
     dynamic = {key: {0: torch.export.Dim("batch", min=2, max=64)} for key in inputs}
     program = torch.export.export(model, (), inputs, dynamic_shapes=dynamic, strict=False)
