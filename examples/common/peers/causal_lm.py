@@ -110,3 +110,13 @@ def causal_peer(name: str) -> Callable[[ITNetConfig], nn.Module]:
     """A function from an ITNetConfig to a peer of its size."""
     model_class, config_of = CAUSAL_PEERS[name]
     return lambda config: model_class(config_of(config))
+
+
+def same_size_itnet(config: ITNetConfig, reference: ITNetConfig) -> ITNetConfig:
+    """The configuration with the feed-forward width that makes it as large as another ITNet."""
+
+    def wider(inner: int) -> ITNetConfig:
+        return ITNetConfig.from_dict({**config.to_dict(), "intermediate_size": inner})
+
+    target = count_parameters(ITNetForCausalLM, reference)
+    return wider(nearest_size(lambda inner: count_parameters(ITNetForCausalLM, wider(inner)), target, 8))
