@@ -7,6 +7,8 @@ from ._version import __version__
 from .analysis.diagnosis import KernelDiagnosis, diagnose_kernels
 from .analysis.spectrum import KernelSpectrum, kernel_spectrum
 from .domain import Domain, Signal
+from .generation.cache import ITNetCache
+from .heads.causal_lm import ITNetForCausalLM
 from .heads.graph import ITNetForGraphClassification
 from .heads.image import ITNetForImageClassification
 from .heads.multimodal import (
@@ -38,7 +40,9 @@ __all__ = [
     "Domain",
     "FitReport",
     "Head",
+    "ITNetCache",
     "ITNetConfig",
+    "ITNetForCausalLM",
     "ITNetForGraphClassification",
     "ITNetForImageClassification",
     "ITNetForImagesAndTextClassification",

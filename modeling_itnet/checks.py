@@ -36,8 +36,13 @@ def check_shape(
     raise ValueError(f"`{name}` {given} must be {expected}{note}")
 
 
-def check_mask(mask: Tensor | None, batch: int, count: int, name: str = "attention_mask") -> Tensor | None:
-    """A padding mask as float32 zeros and ones [B, n], or None; says what is wrong with one that does not fit."""
+def check_mask(
+    mask: Tensor | None, batch: int, count: int, name: str = "attention_mask", may_be_empty: bool = False
+) -> Tensor | None:
+    """A padding mask as float32 zeros and ones [B, n], or None; says what is wrong with one that does not fit.
+
+    A piece of a text ``may_be_empty``, all of it padding; a whole text may not.
+    """
     if mask is None:
         return None
     check_shape(mask, name, [batch, count], note=": 1 for each real position, 0 for padding")
@@ -49,7 +54,7 @@ def check_mask(mask: Tensor | None, batch: int, count: int, name: str = "attenti
                 f"`{name}` holds {strange[0].item()}, but must hold 1 for each real position and 0 for padding; masks "
                 "that are added to scores, with 0 for real positions, mean the opposite"
             )
-        if not bool(real.any(1).all()):
+        if not may_be_empty and not bool(real.any(1).all()):
             empty = (~real.any(1)).nonzero().flatten().tolist()
             raise ValueError(f"`{name}` removes every position of sample(s) {empty}; at least one must remain")
     return real.float()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every encoder returns and every layer takes: a signal on its domain."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from itnet_kernels import Coordinates
 
 from .integration.anchors import Anchors, find_anchors
 from .integration.choice import integration_plan, requested_mode
+from .integration.documents import Documents, take_rows
 from .integration.near import Near, find_near
 
 
@@ -33,12 +34,16 @@ class Domain:
             a look at values, as a compiled graph needs it.
         layout: the grids that the positions form, one after the other, by their shapes; ``()`` is a position outside
             of grids, such as [CLS]. None: they form no grids.
+        past: the domain of the keys that a cache holds and that come before these: the queries of a causal operator
+            are at the positions of this domain, its keys at those of both.
+        documents: the parts of the rows that do not see each other, if there are several in a row.
     """
 
     # Of a part of the batch (:meth:`resolve`):
     mode: str | None = None  # "exact", "near_far", "low_rank" or "monte_carlo"
     samples: Tensor | None = None  # the numbers [b] of its samples; None for all of them
     anchors: Anchors | None = None  # the only keys, if it is integrated over anchors
+    rows: Tensor | None = None  # where its documents are in the rows of the batch, [D, L]: see Documents
 
     def __init__(
         self,
@@ -50,13 +55,18 @@ class Domain:
         edge_gate: Tensor | None = None,
         is_padded: bool = True,
         layout: tuple[tuple[int, ...], ...] | None = None,
+        past: "Domain | None" = None,
+        documents: Documents | None = None,
     ):
         is_prepared = isinstance(positions, Coordinates)
         self.coordinates = positions if is_prepared else Coordinates(positions, frequencies)
         self.measure, self.is_padded = measure, is_padded
         self.neighbors, self.edge_gate, self.layout = neighbors, edge_gate, layout
+        self.past, self.documents = past, documents
         self._near: dict[tuple, Near] = {}
         self._edges: tuple[Tensor, Tensor] | None = None
+        self._keys: Domain | None = None
+        self._spans: dict[tuple[int, int], Domain] = {}
         self._parts: dict[tuple, list[Domain]] = {}
         self._moved: dict[torch.device, Domain] = {}
 
@@ -71,6 +81,24 @@ class Domain:
     def gamma(self, dtype: torch.dtype) -> Tensor:
         """gamma(x), [B or 1, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
         return self.coordinates.features_in(dtype)
+
+    @property
+    def keys(self) -> "Domain":
+        """The domain of all keys: those that a cache holds, and then these."""
+        if self.past is None:
+            return self
+        if self._keys is None:
+            measure = torch.cat([self.past.measure, self.measure], dim=1)
+            places = [part.positions.expand(len(measure), *part.positions.shape[-2:]) for part in (self.past, self)]
+            self._keys = Domain(torch.cat(places, dim=1), measure, self.frequencies, layout=((measure.shape[1],),))
+        return self._keys
+
+    def span(self, start: int, stop: int) -> "Domain":
+        """The domain of some neighbouring positions of all samples."""
+        if (start, stop) not in self._spans:
+            positions, measure = self.positions[..., start:stop, :], self.measure[:, start:stop]
+            self._spans[start, stop] = Domain(positions, measure, self.frequencies)
+        return self._spans[start, stop]
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
@@ -103,12 +131,25 @@ class Domain:
         if key not in self._parts:
             self._parts[key] = parts = []
             for mode, samples in integration_plan(config, self.measure, self.is_padded):
-                part = self.select(samples)
-                part.mode, part.samples = mode, samples
-                if mode == "monte_carlo" and not training and config.num_samples < self.measure.shape[1]:
-                    part.anchors = find(part.coordinates, part.measure, config.num_samples, config.is_causal)
-                parts.append(part)
+                for part in [self.select(samples)] if self.documents is None else self._documents():
+                    part.mode, part.samples = mode, samples
+                    keys = part.keys
+                    if mode == "monte_carlo" and not training and config.num_samples < keys.measure.shape[1]:
+                        part.anchors = find(keys.coordinates, keys.measure, config.num_samples, config.is_causal)
+                    parts.append(part)
         return self._parts[key]
+
+    def _documents(self) -> Iterator["Domain"]:
+        """Domains of documents in place of the rows that they stand in."""
+        batch = self.measure.shape[0]
+        for rows in self.documents.rows:
+            positions, measure = (
+                take_rows(tensor, rows)
+                for tensor in (self.positions.expand(batch, -1, -1), self.measure.unsqueeze(-1))
+            )
+            part = Domain(positions, measure[..., 0] * (rows >= 0), self.frequencies, layout=((rows.shape[1],),))
+            part.rows = rows
+            yield part
 
     def select(self, samples: Tensor | None) -> "Domain":
         """The domain of some samples of the batch, by their numbers [b]; None for all of them."""
@@ -121,13 +162,16 @@ class Domain:
         return self.replaced(coordinates=coordinates, measure=measure, neighbors=neighbors)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The rows of a tensor [B, ...] that belong to the samples of this part."""
+        """What belongs to this part of a tensor [B, n, d]: rows of it, or documents in these."""
+        if self.rows is not None:
+            return take_rows(tensor, self.rows)
         return tensor if self.samples is None else tensor.index_select(0, self.samples)
 
     def replaced(self, **parts: Tensor | Coordinates | None) -> "Domain":
         """The same domain with other parts in some places, and with nothing kept but what the coordinates keep."""
         given = {name: parts.get(name, getattr(self, name)) for name in _PARTS}
-        return Domain(given.pop("coordinates"), **given, is_padded=self.is_padded, layout=self.layout)
+        given |= {"is_padded": self.is_padded, "layout": self.layout, "documents": self.documents}
+        return Domain(given.pop("coordinates"), **given, past=self.past)
 
     def to(self, device, non_blocking: bool = False) -> "Domain":
         """The domain on another device, for models whose layers are on several."""
@@ -139,6 +183,7 @@ class Domain:
             moved = [None if t is None else t.to(device, non_blocking=non_blocking) for t in tensors]
             parts = dict(zip(_PARTS, [Coordinates(*moved[:2]), *moved[2:]], strict=True))
             self._moved[device] = self.replaced(**parts)
+            self._moved[device].past = None if self.past is None else self.past.to(device, non_blocking)
         return self._moved[device]
 
     @property
@@ -153,8 +198,12 @@ def _near_key(config: ITNetConfig) -> tuple:
     return config.near_size, config.near_radius, config.is_causal
 
 
-def merge(parts: list[Domain], tensors: list[Tensor]) -> Tensor:
-    """The tensors [b, ...] of all parts of a batch as one [B, ...], in the order of the batch."""
+def merge(parts: list[Domain], tensors: list[Tensor], shape: torch.Size) -> Tensor:
+    """The tensors of all parts of a batch as one of the given shape [B, n, d], in the order of the batch."""
+    if parts[0].rows is not None:
+        rows = torch.cat([part.rows.flatten() for part in parts])
+        slots = rows.argsort()[(rows < 0).sum() :]  # of every position in the documents, which lie one after the other
+        return torch.cat([tensor.flatten(0, 1) for tensor in tensors]).index_select(0, slots).view(shape)
     if len(tensors) == 1:
         return tensors[0]
     order = torch.cat([part.samples for part in parts])

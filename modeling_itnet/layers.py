@@ -2,6 +2,7 @@
 """One ITNet layer: LN -> operator -> residual, LN -> feed-forward -> residual (Eq. app_layer)."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from itnet_kernels import Coordinates
 
 from .domain import Domain
 from .operator import ITNetOperator
+
+if TYPE_CHECKING:
+    from .generation.cache import ITNetCacheLayer
 
 
 class ITNetDropPath(nn.Module):
@@ -61,9 +65,15 @@ class ITNetLayer(GradientCheckpointingLayer):
         self.feed_forward = ITNetFeedForward(config)
         self.drop_path = ITNetDropPath(index * config.drop_path_rate / config.num_hidden_layers)
 
-    def forward(self, hidden_states: Tensor, domain: Domain) -> tuple[Tensor, Tensor | None]:
-        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal."""
-        mixed, proposal_loss = self.operator(self.operator_norm(hidden_states), domain, return_proposal_loss=True)
+    def forward(
+        self, hidden_states: Tensor, domain: Domain, kept: "ITNetCacheLayer | None" = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal.
+
+        ``kept`` is this layer's part of a cache.
+        """
+        normed = self.operator_norm(hidden_states)
+        mixed, proposal_loss = self.operator(normed, domain, kept=kept, return_proposal_loss=True)
         hidden_states = hidden_states + self.drop_path(self.dropout(mixed))
         hidden_states = hidden_states + self.drop_path(self.feed_forward(self.feed_forward_norm(hidden_states)))
         return hidden_states, proposal_loss

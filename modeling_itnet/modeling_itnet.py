@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers import Cache
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
@@ -21,6 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 from configuration_itnet import ITNetConfig, find_modality
 
 from .checks import check_labels, check_tensor
+from .generation.cache import ITNetCache
 from .integration.anchors import ITNetAnchors
 from .integration.factors import ITNetFactor
 from .layers import ITNetLayer, checkpointed
@@ -213,7 +215,18 @@ pixel_values (`torch.FloatTensor` of shape `(batch_size, num_channels, height, w
 attention_mask (`torch.Tensor` of shape `(batch_size, num_positions)`, *optional*):
     1 (or `True`) for each real token, point, node or position of a signal, 0 for padding, which changes nothing.
 position_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
-    Number of every token in its text, from 0. By default, real tokens are counted.
+    Number of every token in its text, from 0. By default, real tokens are counted. In a causal model and without an
+    `attention_mask`, a number that is not larger than the one before it starts another document of the same row, which
+    sees nothing of those before. The keywords `seq_idx` and `cu_seq_lens_q` of [`DataCollatorWithFlattening`] say the
+    same.
+past_key_values (`ITNetCache`, *optional*):
+    What a causal model keeps of the tokens before these, as an earlier call returned it. It is continued in place.
+use_cache (`bool`, *optional*):
+    Whether a causal model returns `past_key_values`. By default, what `config.use_cache` says at evaluation.
+shift_labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+    The token after each one, or -100 where it does not count, in place of `labels`, which are shifted to that.
+logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
+    How many of the last tokens get logits, or the indices of those that do; 0 for all.
 positions (`torch.FloatTensor` of shape `(batch_size, num_positions, position_dim)`, *optional*):
     Coordinates of a signal's values, or Laplacian positions of a graph's nodes. Those of a signal may come without
     the first axis: then the batch shares them.
@@ -322,6 +335,8 @@ class ITNetModel(ITNetPreTrainedModel):
         node_features: Tensor | None = None,
         node_types: Tensor | None = None,
         neighbors: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ITNetModelOutput:
         given = {
@@ -343,26 +358,56 @@ class ITNetModel(ITNetPreTrainedModel):
         }
         given = {name: value for name, value in given.items() if value is not None}
         self._check_inputs(given)
-        hidden_states, domain = self.encoder(self.fourier, **given)
+        cache = self._find_cache(past_key_values, use_cache, given)
+        hidden_states, domain = self.encoder(self.fourier, **given, **({} if cache is None else {"cache": cache}))
+        if domain.documents is not None:  # they have no common future
+            if past_key_values is not None:
+                raise ValueError("`past_key_values` do not go with several documents in a row: they cannot continue")
+            cache = None
         domain.resolve(self.config, self.training, self.anchors)
         proposal_losses = []
-        for layer in self.layers:
-            hidden_states, proposal_loss = layer(hidden_states, domain)
+        for index, layer in enumerate(self.layers):
+            kept = () if cache is None else (cache.layers[index],)
+            hidden_states, proposal_loss = layer(hidden_states, domain, *kept)
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
         hidden_states = self.layernorm(hidden_states)
-        measure = domain.measure
+        proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
+        return ITNetModelOutput(
+            last_hidden_state=hidden_states,
+            pooler_output=None
+            if domain.past
+            else self._pooled(hidden_states, domain.measure),  # of all tokens, or none
+            past_key_values=cache,
+            proposal_loss=proposal_loss,
+        )
+
+    def _find_cache(self, given: Cache | None, is_wanted: bool | None, inputs: dict[str, Tensor]) -> ITNetCache | None:
+        """The cache that is given, or a new one if there should be one: for causal models of texts, and in training
+        not unless one is given."""
+        if given is None:
+            may_have_one = self.config.is_causal and find_modality(self.config.modality).has_tokens
+            return ITNetCache(self.config) if is_wanted and may_have_one and not self.training else None
+        if not isinstance(given, ITNetCache):
+            raise ValueError(
+                f"`past_key_values` ({type(given).__name__}) must be an ITNetCache, or None for a new one"
+            )
+        if self.training and self.is_gradient_checkpointing:
+            raise ValueError("`past_key_values` do not go with gradient checkpointing: it would read tokens twice")
+        given.check(self.config, next(inputs[name] for name in self.encoder.required if name in inputs))
+        return given
+
+    def _pooled(self, hidden_states: Tensor, measure: Tensor) -> Tensor:
+        """One vector for each sample, of hidden states [B, n, d]: [B, d]."""
         if self.config.pooling == "cls":  # the first position that is not padding, the first of equals
             samples = torch.arange(hidden_states.shape[0], device=hidden_states.device)
-            pooled = hidden_states[samples, (measure > 0).int().argmax(1)]
-        elif self.config.pooling == "max":  # of each feature, over positions that are not padding
+            return hidden_states[samples, (measure > 0).int().argmax(1)]
+        if self.config.pooling == "max":  # of each feature, over positions that are not padding
             lowest = torch.finfo(hidden_states.dtype).min
-            pooled = hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
-        else:  # the integral against the measure, over its total
-            weights = (measure / measure.sum(1, keepdim=True)).to(hidden_states.dtype)
-            pooled = torch.einsum("bn,bnd->bd", weights, hidden_states)
-        proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
-        return ITNetModelOutput(last_hidden_state=hidden_states, pooler_output=pooled, proposal_loss=proposal_loss)
+            return hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
+        # the integral against the measure, over its total
+        weights = (measure / measure.sum(1, keepdim=True)).to(hidden_states.dtype)
+        return torch.einsum("bn,bnd->bd", weights, hidden_states)
 
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
         """Exactly one of the encoder's required inputs, and nothing it does not know; all are tensors of samples."""

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Iterable
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from .integration.anchors import take
 from .integration.factors import ITNetFactors
 from .integration.near import Near
 from .integration.proposal import ITNetProposal, draw_from_measure
+
+if TYPE_CHECKING:
+    from .generation.cache import ITNetCacheLayer
 
 
 class ITNetFourierFeatures(nn.Module):
@@ -152,6 +156,7 @@ class ITNetOperator(nn.Module):
         domain: Domain | Tensor,
         measure: Tensor | None = None,
         *,
+        kept: "ITNetCacheLayer | None" = None,
         return_proposal_loss: bool = False,
         is_projected: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
@@ -160,7 +165,8 @@ class ITNetOperator(nn.Module):
         Alone, an operator also takes positions [n, s] or [B, n, s] in place of the domain, with their measure [B, n],
         which is 0 on padding; None is the uniform one, 1/n. On request it returns a pair of the output and the loss
         that trains its proposal, which is None where there is nothing to train. ``is_projected=False`` stops before
-        W^O and W_theta: the heads' integrals side by side.
+        W^O and W_theta: the heads' integrals side by side. ``kept`` is what a cache holds of the keys before those of
+        the domain, which these are added to.
         """
         if not isinstance(domain, Domain):
             omega = uniform_measure(features) if measure is None else measure
@@ -172,24 +178,28 @@ class ITNetOperator(nn.Module):
         for part in parts:
             self._check_parts(part.mode)
             heads = part.of(features).unflatten(-1, (self.num_heads, -1))  # [b, n, H, d_h]
-            if part.mode == "low_rank":
-                out, _ = self.factors(heads, part)
-            elif part.mode == "near_far":
-                out = self.factors(heads, part)[0] + self._near_integral(heads, part)
+            keys = heads if kept is None else kept.with_new(heads)  # [b, n_k, H, d_h]
+            if part.mode in ("low_rank", "near_far"):
+                out = self.factors(heads, part)[0] if kept is None else kept.far_field(self.factors, heads, part)
+                if part.mode == "near_far":
+                    out = out + self._near_integral(heads, keys, part)
             elif part.mode == "monte_carlo" and self.training:
                 out = self._sampled_integral(heads, part, losses)
             elif part.anchors is not None:
-                out = self._anchored_integral(heads, part)
+                out = self._anchored_integral(heads, keys, part)
             else:
-                settings = {"measure": part.measure, "is_causal": self.is_causal, "backend": self.config.backend}
-                out = integral_transform(heads, part.coordinates, self.kernel(part.frequencies), **settings)
+                settings = {"measure": part.keys.measure, "is_causal": self.is_causal, "backend": self.config.backend}
+                settings |= _queries(heads, part)
+                out = integral_transform(keys, part.keys.coordinates, self.kernel(part.frequencies), **settings)
             if part.neighbors is not None:
                 out = part.edge_gate.to(out.dtype) * out + self._edge_integral(heads, part)
+            if kept is not None:
+                kept.store(keys)
             integrals.append(out.flatten(-2))
-        out = merge(parts, integrals)
+        out = merge(parts, integrals, features.shape)
         if is_projected:
             out = self._joined(self.output(out) + self.residual(features), parts)
-        return (out, losses[0] if losses else None) if return_proposal_loss else out
+        return (out, torch.stack(losses).mean() if losses else None) if return_proposal_loss else out
 
     def integral(self, features: Tensor, domain: Domain) -> Tensor:
         """The heads' integrals side by side, before W^O: [B, n, d]."""
@@ -208,9 +218,11 @@ class ITNetOperator(nn.Module):
         near = sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
         return near if far is None else near + far
 
-    def _near_integral(self, heads: Tensor, domain: Domain) -> Tensor:
+    def _near_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
         """The integral over the neighbourhood of every position, with the full kernel."""
-        return near_integral(heads, domain, self.kernel(domain.frequencies), domain.near(self.config), self.config)
+        kernel, near = self.kernel(domain.frequencies), domain.near(self.config)
+        queries, places = (None, None) if domain.past is None else (heads, domain.coordinates)
+        return near_integral(keys, domain.keys, kernel, near, self.config, queries, places)
 
     def _sampled_integral(self, heads: Tensor, domain: Domain, losses: list[Tensor] | None) -> Tensor:
         """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
@@ -224,12 +236,13 @@ class ITNetOperator(nn.Module):
         given = {"indices": draws.indices, "probabilities": draws.probabilities, "measure": domain.measure}
         return monte_carlo_transform(heads, domain.coordinates, kernel, **given, is_causal=self.is_causal)
 
-    def _anchored_integral(self, heads: Tensor, domain: Domain) -> Tensor:
+    def _anchored_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
         """The integral over anchors only."""
         anchors, kernel = domain.anchors, self.kernel(domain.frequencies)
         if self.is_causal:
-            given = {"indices": anchors.indices, "coefficients": anchors.measure}
-            return sampled_transform(heads, domain.coordinates, kernel, **given)
+            lists = (part[:, -heads.shape[1] :] for part in anchors[:2])  # those of the queries
+            given = dict(zip(("indices", "coefficients"), lists, strict=True)) | _queries(heads, domain)
+            return sampled_transform(keys, domain.keys.coordinates, kernel, **given)
         keys, backend = take(heads, anchors.indices), self.config.backend
         given = {"measure": anchors.measure, "queries": heads, "query_positions": domain.coordinates}
         return integral_transform(keys, anchors.coordinates, kernel, **given, backend=backend)
@@ -271,6 +284,11 @@ class ITNetOperator(nn.Module):
                 raise ValueError(
                     f"`integration_mode` ({mode!r}) needs `{name}`, which this model was made without{_REMEDIES[name]}"
                 )
+
+
+def _queries(heads: Tensor, domain: Domain) -> dict[str, Any]:
+    """The queries of a call whose keys begin before them, in a cache; nothing where the queries are the keys."""
+    return {} if domain.past is None else {"queries": heads, "query_positions": domain.coordinates}
 
 
 def near_integral(

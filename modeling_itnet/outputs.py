@@ -4,8 +4,10 @@
 from dataclasses import dataclass
 
 from torch import Tensor
+from transformers import Cache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
     ImageClassifierOutput,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -18,11 +20,19 @@ from transformers.utils import ModelOutput
 @dataclass
 class ITNetModelOutput(BaseModelOutputWithPooling):
     r"""
+    past_key_values (`ITNetCache`, *optional*, returned by causal models when `use_cache=True`):
+        What a causal model keeps of the tokens so far, to continue with later ones.
     proposal_loss (`torch.FloatTensor` of shape `(1,)`, *optional*, when training with Monte Carlo integration):
         What trains the proposal, averaged over the layers. A head adds it to its loss, with the factor
         `config.proposal_loss_weight`, and returns it beside that.
     """
 
+    past_key_values: Cache | None = None
+    proposal_loss: Tensor | None = None
+
+
+@dataclass
+class ITNetCausalLMOutput(CausalLMOutputWithPast):
     proposal_loss: Tensor | None = None
 
 

@@ -93,6 +93,7 @@ _ROWS = (
         has_tokens=True,
         encoder=".encoders.text:ITNetTextEncoder",
         heads=(
+            Head(".heads.causal_lm:ITNetForCausalLM", "AutoModelForCausalLM", "text-generation"),
             Head(".heads.text:ITNetForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
             Head(".heads.text:ITNetForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering"),
             Head(

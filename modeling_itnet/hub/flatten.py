@@ -64,6 +64,7 @@ def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
     """File name -> source of all modules that ``classes`` need, for models of one configuration."""
     needed = {name for mode in config.integration_modes for name in MODE_MODULES.get(mode, ())}
     absent = {name for names in MODE_MODULES.values() for name in names} - needed
+    absent |= set() if config.is_causal else {"modeling_itnet.generation.cache"}
     modality = find_modality(config.modality)
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:

@@ -41,6 +41,8 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
     :func:`ball_scale`.
     """
     measure, neighbors, layout = domain.measure, domain.neighbors, domain.layout
+    if domain.past is not None:
+        return _windows_with_past(config, domain.keys.measure, measure.shape[1])
     if layout is None and config.is_causal:
         layout = ((measure.shape[1],),)
     if layout is not None:
@@ -114,6 +116,21 @@ def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...]
         )
     mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
     return Near(blocks, over_mass(torch.ones_like(mass), mass))
+
+
+def _windows_with_past(config: ITNetConfig, measure: Tensor, num_queries: int) -> Near:
+    """The windows of a causal operator whose queries are the last of its keys: measure [B, n_k] of all of these.
+
+    A window is a list of the last ``near_size`` real keys: few queries would share a block.
+    """
+    real = measure > 0
+    order = real.int().argsort(dim=1, descending=True, stable=True)  # the real keys first, in their order
+    reach = torch.arange(config.near_size, device=measure.device)
+    ranks = (real.cumsum(1) - 1)[:, -num_queries:, None] - reach  # [B, n_q, near_size]
+    keys = order.gather(1, ranks.clamp(min=0).flatten(1)).view(ranks.shape)
+    blocks = listed_blocks(keys.where((ranks >= 0) & real[:, -num_queries:, None], -1))
+    mass = blocks.mass(measure, num_queries)
+    return Near([blocks], over_mass(torch.ones_like(mass), mass))
 
 
 def window_reach(near_size: int, dimension: int, is_causal: bool) -> int:

@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import sys
 import unittest
+from unittest import mock
 
 import torch
 from transformers import PreTrainedConfig
@@ -19,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from modeling_itnet import (
     ITNetConfig,
+    ITNetForCausalLM,
     ITNetForGraphClassification,
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
@@ -44,6 +46,7 @@ MODEL_MAPPING_NAMES["itnet"] = "ITNetModel"
 MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES["itnet"] = "ITNetForSequenceClassification"
 MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["itnet"] = "ITNetForImageClassification"
 
+from .generation.test_utils import GenerationTesterMixin  # noqa: E402
 from .test_configuration_common import ConfigTester  # noqa: E402
 from .test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor  # noqa: E402
 
@@ -124,7 +127,7 @@ class Family(ModelTesterMixin):
         if model_class is ITNetForQuestionAnswering:
             answers = zeros(tester.batch_size, dtype=torch.long)
             return {**inputs, "start_positions": answers, "end_positions": answers.clone()}
-        if model_class in (ITNetForMaskedLM, ITNetForTokenClassification):
+        if model_class in (ITNetForCausalLM, ITNetForMaskedLM, ITNetForTokenClassification):
             return {**inputs, "labels": zeros(tester.batch_size, tester.seq_length, dtype=torch.long)}
         if model_class is ITNetForSignalRegression:
             return {**inputs, "labels": zeros(tester.batch_size, tester.seq_length, 2)}
@@ -164,6 +167,57 @@ class NearFarTest(TextTest):
     """Another mode of integration: with windows of their own, and with parameters of two kinds of kernels."""
 
     config = {"modality": "text", "integration_mode": "near_far", "near_size": 3, "rank": 2, "factor_form": "matrix"}
+
+
+class CausalTest(GenerationTesterMixin, TextTest):
+    """Models that see the past alone, and generate."""
+
+    all_model_classes = (
+        ITNetModel,
+        ITNetForCausalLM,
+        ITNetForSequenceClassification,
+        ITNetForTokenClassification,
+        ITNetForQuestionAnswering,
+    )
+    causal = {"modality": "text", "is_causal": True, "bos_token_id": 1}
+    config = {**causal, "integration_mode": "exact"}
+
+    # The suite leaves these to models with attention weights or recurrent layers; ours must pass them as well.
+
+    def test_left_padding_compatibility(self):
+        with mock.patch.object(self, "has_attentions", True):
+            super().test_left_padding_compatibility()
+
+    def test_eager_padding_matches_padding_free_with_position_ids(self):
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        inputs["attention_mask"][0, :3] = inputs["attention_mask"][1, :1] = 0
+        with (
+            mock.patch.object(self, "has_attentions", True),
+            mock.patch.object(ITNetForCausalLM, "_supports_attention_backend", True),
+            mock.patch.object(self.model_tester, "prepare_config_and_inputs_for_common", lambda: (config, inputs)),
+        ):
+            super().test_eager_padding_matches_padding_free_with_position_ids()
+
+    def test_recurrent_layers_mask_padding_on_continued_forward(self):
+        with mock.patch.object(ITNetConfig, "layer_types", ["linear_attention"] * 2, create=True):
+            super().test_recurrent_layers_mask_padding_on_continued_forward()
+
+
+class CausalNearFarTest(CausalTest):
+    factors = {"rank": 2, "factor_form": "matrix", "factor_decay": True}
+    config = {**CausalTest.causal, **factors, "integration_mode": "near_far", "near_size": 3}
+
+
+class CausalLowRankTest(CausalTest):
+    config = {**CausalTest.causal, "integration_mode": "low_rank", "rank": 2}
+
+
+class CausalMatrixTest(CausalTest):
+    config = {**CausalTest.causal, **CausalNearFarTest.factors, "integration_mode": "low_rank"}
+
+
+class CausalMonteCarloTest(CausalTest):
+    config = {**CausalTest.causal, "integration_mode": "monte_carlo", "num_samples": 3}
 
 
 class MultimodalTest(Family, unittest.TestCase):

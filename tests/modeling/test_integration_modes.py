@@ -326,7 +326,8 @@ class TestAnchors:
         operator.eval()
         features, domain = arguments
         domain.anchors = ITNetAnchors()(domain.coordinates, domain.measure, 7, is_causal)
-        anchored = operator._anchored_integral(features.unflatten(-1, (2, 8)), domain).flatten(-2)
+        heads = features.unflatten(-1, (2, 8))
+        anchored = operator._anchored_integral(heads, heads, domain).flatten(-2)
         operator.config.integration_mode = "exact"
         exact = operator.integral(*arguments)
         torch.testing.assert_close(anchored, exact, rtol=1e-5, atol=1e-5)
