@@ -92,7 +92,7 @@ def offset_copying(count: int, generator: Generator, *, length: int, offsets: in
     for place in range(offsets, length):
         before = ids[:, place - 1]
         asked = before >= symbols
-        copy = ids[rows, (place - 1 - (before - symbols + 1)).clamp(min=0)]
+        copy = ids[rows, (place - 1 - (before - symbols + 1)).clamp(0, place - 1)]
         is_name = coin[:, place] & ~asked & (ids[rows, place - offset[:, place]] < symbols)
         fresh = torch.where(is_name, symbols + offset[:, place] - 1, random[:, place])
         ids[:, place] = torch.where(asked, copy, fresh)

@@ -20,6 +20,7 @@ class Study:
     page: Callable[[dict[str, Problem], Path], str]  # of the problems and the folder of the logs
     logs: Path
     document: Path
+    baselines: Callable[[Problem, Path], dict] | None = None  # models without trials: writes their log into a folder
 
 
 def parse_arguments(study: Study, description: str) -> argparse.Namespace:
@@ -33,6 +34,8 @@ def parse_arguments(study: Study, description: str) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
     parser.add_argument("--logs", type=Path, default=study.logs, help="folder of the logs")
     parser.add_argument("--table", action="store_true", help="write the tables instead of training")
+    if study.baselines:
+        parser.add_argument("--baselines", action="store_true", help="run the baselines instead of training")
     parser.add_argument("--page", type=Path, default=study.document, help="document that holds the tables")
     return parser.parse_args()
 
@@ -52,15 +55,20 @@ def chosen(found: dict[str, Problem], args: argparse.Namespace) -> list[tuple[Pr
     ]
 
 
-def run_study(study: Study, description: str) -> None:
-    """Trains what the command line names and has no log yet, or writes the tables."""
+def run_study(study: Study, description: str) -> argparse.Namespace:
+    """Trains what the command line names and has no log yet, or writes the tables. Returns the options."""
     args = parse_arguments(study, description)
     found = study.problems(args.data)
     if args.table:
         write(args.page, study.page(found, args.logs), study.script)
-        return
+        return args
+    if study.baselines and args.baselines:
+        for name in args.only or found:
+            study.baselines(found[name], args.logs)
+        return args
     torch.set_num_threads(args.threads)
     if args.steps:
         found = {name: replace(problem, steps=args.steps) for name, problem in found.items()}
     for problem, model in chosen(found, args):
         run_model(problem, found[problem.tuned_on or problem.name], model, tuple(args.seeds), args.logs)
+    return args
