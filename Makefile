@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes widths padded points against bench-gpu clean
+.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes widths padded generation points against bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ widths: $(STAMP) ## measure exact models by kernel width beside a ViT
 
 padded: $(STAMP) ## measure padded beside unpadded text
 	@$(BIN)/python kernels/benchmarks/run.py --padded
+
+generation: $(STAMP) ## measure decoding, caches and training steps of causal models beside GPT-2 and Mamba
+	@$(BIN)/python kernels/benchmarks/run.py --generation
 
 points: $(STAMP) ## measure near and far fields on 100,000 points: seconds and memory
 	@$(BIN)/python kernels/benchmarks/run.py --points 100000

@@ -4,6 +4,7 @@ python kernels/benchmarks/run.py                       the operator: README.md
 python kernels/benchmarks/run.py --modes               whole models in every integration mode: docs/integration.md
 python kernels/benchmarks/run.py --widths              exact models by kernel width beside a ViT
 python kernels/benchmarks/run.py --padded              padded beside unpadded text
+python kernels/benchmarks/run.py --generation          causal models: decoding, cache and training beside GPT-2
 python kernels/benchmarks/run.py --points 100000       a cloud in near_far mode: seconds and memory
 python kernels/benchmarks/run.py --against DIRECTORY   the operator here and in another checkout; with --modes models
 
@@ -23,13 +24,14 @@ from timing import machine
 LAYERS, POINTS = 2, 100_000  # of a whole run
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-INTEGRATION = ROOT / "docs" / "integration.md"
+INTEGRATION, GENERATION = (ROOT / "docs" / name for name in ("integration.md", "generation.md"))
 #: File of the results, page and marks, and rounds.
 OUTPUTS = {
     "operator": ("cpu.json", ROOT / "README.md", "benchmarks", 12),
     "modes": ("modes_cpu.json", INTEGRATION, "benchmarks", 3),
     "widths": ("widths_cpu.json", INTEGRATION, "widths", 5),
     "padded": ("padded_cpu.json", INTEGRATION, "padded", 9),
+    "generation": ("generation_cpu.json", GENERATION, "benchmarks", 5),
     "points": ("points_cpu.json", INTEGRATION, "points", 1),
     "against": (None, None, None, 12),
 }
@@ -49,7 +51,7 @@ def write_json(target: Path, results: dict) -> None:
 
 
 def chosen(arguments: argparse.Namespace) -> str:
-    others = ("modes", "widths", "padded", "points")
+    others = ("modes", "widths", "padded", "generation", "points")
     return "against" if arguments.against else next((name for name in others if getattr(arguments, name)), "operator")
 
 
@@ -86,6 +88,11 @@ def prepare(name: str, arguments: argparse.Namespace, rounds: int) -> tuple[Call
         import widths
 
         return lambda: widths.measure(rounds, size, (4, 8) if arguments.quick else widths.WIDTHS), widths.summary
+    if name == "generation":
+        import generation
+
+        lengths = ((32, 64), (32, 64)) if arguments.quick else (generation.CONTEXTS, generation.LENGTHS)
+        return lambda: generation.measure(rounds, size, *lengths), generation.summary
     import padded
 
     return lambda: padded.measure(rounds, size, batch=8 if arguments.quick else padded.BATCH), padded.summary
@@ -99,6 +106,7 @@ def main() -> None:
     which.add_argument("--modes", action="store_true", help="whole models in every integration mode (slow)")
     which.add_argument("--widths", action="store_true", help="exact models by kernel width")
     which.add_argument("--padded", action="store_true", help="padded beside unpadded text")
+    which.add_argument("--generation", action="store_true", help="causal models beside GPT-2 and Mamba")
     which.add_argument("--points", type=int, metavar="N", help="a cloud of N points in near_far mode")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout to compare with, cell by cell")
     parser.add_argument("--rounds", type=int, help="interleaved rounds per timing; each benchmark has a default")
@@ -109,7 +117,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures to this file, as JSON")
     parser.add_argument("--no-write", action="store_true", help="leave results/ and the pages alone")
     arguments = parser.parse_args()
-    if arguments.against and (arguments.widths or arguments.padded or arguments.points):
+    others = (arguments.widths, arguments.padded, arguments.generation, arguments.points)
+    if arguments.against and any(others):
         parser.error("--against compares the operator, or with --modes whole models")
     if arguments.against and not (arguments.against / "kernels" / "itnet_kernels").is_dir():
         parser.error(f"--against ({arguments.against}) must be a checkout of this repository")
@@ -125,7 +134,7 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds or default_rounds
     run, summary = prepare(name, arguments, rounds)
     results = {"machine": machine(), "rounds": rounds}
-    if name in ("modes", "widths", "padded"):
+    if name in ("modes", "widths", "padded", "generation"):
         results["layers"] = arguments.layers
     results |= run()
     text = summary(results)

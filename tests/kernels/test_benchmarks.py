@@ -136,6 +136,21 @@ def test_padded(benchmark, tiny):
     assert list(rows) == ["exact, w = 16", "nf-25", "lr-8", "sdpa"]
 
 
+def test_generation(benchmark, tiny):
+    """Linear modes and Mamba keep as many bytes of a long context as of one that fills what they keep of tokens."""
+    generation = benchmark("generation")
+    results = generation.measure(1, tiny, contexts=(256, 512), lengths=(8,))
+    kept = {name: list(row["bytes"].values()) for name, row in results["decoding"].items()}
+    assert all(kept[name][0] == kept[name][1] for name in (*generation.LINEAR, "mamba"))
+    assert kept["gpt-2"][1] == 2 * kept["gpt-2"][0] == 512 * 2 * tiny.width * 4
+    assert 1.99 < kept["exact"][1] / kept["exact"][0] <= 2  # beside what does not grow
+    assert kept["exact"][1] < 0.75 * kept["gpt-2"][1]
+    assert list(results["training"]["8"]) == [*generation.LINEAR, "gpt-2"]
+    text = generation.summary(results | {"machine": benchmark("timing").machine(), "rounds": 1, "layers": 1})
+    assert "| near_far |" in text
+    assert "ms per token, context 256" in text
+
+
 def test_points(benchmark):
     """A ball around the middle of the cube holds about as many points as it should, and the model runs on them."""
     points = benchmark("points")
