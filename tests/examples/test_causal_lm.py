@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from torch.nn import functional as F
 from transformers import AutoTokenizer, MambaForCausalLM, pipeline
+from transformers.utils.generic import find_labels
 
 from modeling_itnet import ITNetConfig, ITNetForCausalLM
 from modeling_itnet.training.recipes import RECIPES
@@ -107,6 +108,10 @@ class TestScript:
         ratio = pieces["metrics"]["bits_per_byte"] * math.log(2) / pieces["metrics"]["loss"]
         assert ratio == pytest.approx(pieces["eval_tokens"] / results["eval_tokens"], rel=1e-5)
         assert pieces["eval_tokens"] < 0.7 * results["eval_tokens"]
+
+    def test_the_trainer_finds_the_labels(self):
+        """It looks for them in the signature, and evaluates no loss where a batch lacks one that it found there."""
+        assert find_labels(ITNetForCausalLM) == ["labels"]
 
     def test_a_saved_folder_generates(self, run_script, tiny_data, tmp_path):
         self.run(run_script, tiny_data, "--sample_tokens", "0")
