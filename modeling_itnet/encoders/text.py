@@ -92,7 +92,8 @@ class ITNetTextEncoder(nn.Module):
         if documents is not None and past is not None:
             raise ValueError("`past_key_values` do not go with several documents in a row: they are one past for all")
         if documents is not None and position_ids is None:
-            position_ids = positions_in_documents(documents, batch, count)
+            real = features.new_ones(batch, count) if mask is None else mask
+            position_ids = positions_in_documents(documents, real)
         positions = self.positions(count, mask, position_ids, features.device, None if past is None else past.count)
         if self.unit is not None and may_look_at(positions) and positions.max() > 1:
             logger.warning_once(

@@ -86,7 +86,7 @@ class ITNetCache(Cache):
     |---|---|
     | exact, monte_carlo | the features of all tokens: `n d` numbers, half of what attention keeps |
     | near_far | those of the last `near_size + 63` to twice as many tokens, and two states of the far field |
-    | low_rank | those of the last 64 to 128 tokens, and two states |
+    | low_rank | those of the last 65 to 130 tokens, and two states |
 
     A state has `r H` numbers with `factor_form="vector"` and `r d` with "matrix", and `d + 1` more, whatever the
     number of tokens. Beside that, all layers share the coordinates of the kept tokens and which of them are padding.
@@ -145,9 +145,9 @@ class ITNetCache(Cache):
             return 0
         spare = max(self.spare, self.undoable) if self.records_past else self.spare
         before = measure[:, : max(measure.shape[1] - spare, 0)].flip(1).cumsum(1)  # real ones from each to the last
-        needed = spare
+        needed = spare + 1  # something remains when these are taken back
         if self.reach > 0 and before.shape[1] > 0:  # as many real ones, before those that may be taken back
-            needed += int((before < before[:, -1:].clamp(max=self.reach)).sum(1).max()) + 1
+            needed += int((before < before[:, -1:].clamp(max=self.reach)).sum(1).max())
         return measure.shape[1] - needed if measure.shape[1] > 2 * needed else 0
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Container
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import NamedTuple
 
 from transformers.dynamic_module_utils import get_relative_imports
@@ -149,7 +150,7 @@ def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str
         imported += [definer for definer in by_definer if definer not in absent]
         margin = " " * node.col_offset
         lines[node.lineno - 1 : node.end_lineno] = [
-            "\n".join(_ABSENT.format(name=name) for name in names)
+            indent("\n".join(_ABSENT.format(name=name) for name in names), margin)
             if definer in absent
             else f"{margin}from .{flat_name(definer)} import {', '.join(names)}"
             for definer, names in by_definer.items()

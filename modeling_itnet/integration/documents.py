@@ -74,13 +74,13 @@ def document_starts(
     return None
 
 
-def positions_in_documents(documents: Documents, batch: int, count: int) -> Tensor:
-    """The number of every token in its document, from 0: [B, n]."""
-    numbers = torch.zeros(batch * count, dtype=torch.long, device=documents.rows[0].device)
+def positions_in_documents(documents: Documents, real: Tensor) -> Tensor:
+    """The number of every token among the real ones of its document, from 0: ``real`` [B, n] of ones and zeros."""
+    numbers = torch.zeros(real.numel(), dtype=torch.long, device=real.device)
     for rows in documents.rows:
-        steps = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-        numbers[rows[rows >= 0]] = steps[rows >= 0]
-    return numbers.view(batch, count)
+        counts = take_rows(real.long().unsqueeze(-1), rows)[..., 0].cumsum(1) - 1
+        numbers[rows[rows >= 0]] = counts[rows >= 0]
+    return numbers.view(real.shape)
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:

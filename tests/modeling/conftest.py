@@ -5,7 +5,9 @@ import torch
 from transformers.utils import logging
 
 from modeling_itnet import (
+    ITNetCache,
     ITNetConfig,
+    ITNetForCausalLM,
     ITNetForImageClassification,
     ITNetForMaskedLM,
     ITNetForSequenceClassification,
@@ -21,6 +23,20 @@ MODELS = {
     "image-classification": (ITNetForImageClassification, "image"),
     "masked-lm": (ITNetForMaskedLM, "text"),
     "sequence-classification": (ITNetForSequenceClassification, "text"),
+}
+# Every way in which a causal model integrates; short windows and few anchors, so that texts of 12 tokens reach beyond.
+LOW_RANK, NEAR_FAR = {"integration_mode": "low_rank", "rank": 2}, {"integration_mode": "near_far", "near_size": 3}
+MATRIX = {"rank": 2, "factor_form": "matrix"}
+CAUSAL_MODES = {
+    "exact": {"integration_mode": "exact"},
+    "near_far, vector": {**NEAR_FAR, "rank": 2},
+    "near_far, matrix": {**NEAR_FAR, **MATRIX},
+    "near_far, decay": {**NEAR_FAR, **MATRIX, "factor_decay": True},
+    "low_rank, vector": LOW_RANK,
+    "low_rank, matrix": {**LOW_RANK, **MATRIX},
+    "low_rank, decay": {**LOW_RANK, "factor_decay": True},
+    "monte_carlo": {"integration_mode": "monte_carlo", "num_samples": 3},
+    "auto, near_far": {**NEAR_FAR, **MATRIX, "integration_mode": "auto", "approximate_mode": "near_far"},
 }
 
 
@@ -133,3 +149,86 @@ def low_rank_kernels():
         return (decay[..., None, None] * terms).sum(-3) + factors.bias
 
     return kernels
+
+
+@pytest.fixture(scope="session", params=CAUSAL_MODES)
+def causal_mode(request):
+    """The name of one of CAUSAL_MODES: a test that asks for it runs in each."""
+    return request.param
+
+
+@pytest.fixture(scope="session", params=["exact", "near_far, decay", "low_rank, vector", "monte_carlo"])
+def cache_mode(request):
+    """One mode of every kind of cache, for what the form of the factors has no part in."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def causal_model(tiny_config, shake):
+    """causal_model(mode, model_class, dtype): a shaken causal model of texts at evaluation; "auto" approximates."""
+
+    def make(mode, model_class=ITNetForCausalLM, dtype=torch.float64, seed=1, **overrides):
+        torch.manual_seed(0)
+        settings = {"is_causal": True, "max_position_embeddings": 64, "exact_max_positions": 8, "pad_token_id": 0}
+        config = tiny_config("text", **{**settings, **CAUSAL_MODES[mode], **overrides})
+        return shake(model_class(config), 0.3, seed).to(dtype).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def texts():
+    """texts(batch, length): token ids."""
+
+    def make(batch=2, length=20, seed=4):
+        return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def new_cache():
+    """new_cache(model, spare): a cache that forgets early, so that short texts show what it does then."""
+    return lambda model, spare=3: ITNetCache(model.config, spare=spare)
+
+
+@pytest.fixture(scope="session")
+def read():
+    """read(model, ids, sizes, cache, mask): the logits of all tokens, read in pieces of these sizes, the last of them
+    for all that remains. The mask [B, n] is that of the tokens in the cache and of these."""
+
+    @torch.no_grad()
+    def run(model, ids, sizes, cache, mask=None):
+        logits, start, before = [], 0, cache.get_seq_length()
+        for size in [*sizes, ids.shape[1]]:
+            piece = ids[:, start : start + size]
+            if piece.shape[1] == 0:
+                break
+            start += piece.shape[1]
+            given = {} if mask is None else {"attention_mask": mask[:, : before + start]}
+            logits.append(model(piece, past_key_values=cache, **given).logits)
+        return torch.cat(logits, dim=1)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def full():
+    """full(model, ids, mask): the logits of all tokens in one call, without a cache."""
+
+    @torch.no_grad()
+    def run(model, ids, mask=None):
+        return model(ids, attention_mask=mask, use_cache=False).logits
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def assert_near():
+    """assert_near(actual, expected, tolerance): equal to a part of the largest value, or of 1."""
+
+    def check(actual, expected, tolerance=1e-10):
+        size = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * size)
+
+    return check
