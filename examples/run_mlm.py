@@ -21,9 +21,9 @@ from common.data import check_texts, find_column, load_train_and_eval
 from common.losses import peer_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
-from common.text import load_tokenizer, must_make, texts_key
+from common.streams import token_stream
+from common.text import load_tokenizer, texts_key
 from common.trainer import ExampleTrainer
-from datasets import Dataset
 from torch.utils.data import IterableDataset
 from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
@@ -42,21 +42,6 @@ class MaskedLMArguments(DataArguments):
     second_seq_length: int | None = field(default=None, metadata={"help": "Tokens per block in the second phase."})
     first_phase_steps: int = field(default=0, metadata={"help": "Steps before the second phase."})
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-
-
-def token_stream(
-    rows: Dataset, column: str, tokenizer: PreTrainedTokenizerBase, path: Path, args: ExampleTrainingArguments
-) -> np.ndarray:
-    """All tokens in one row, a [SEP] after each text; in a file, so that a corpus need not fit in memory: [N]."""
-    if must_make(path, args):
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            for batch in rows.iter(batch_size=1000):
-                texts = [text for text in batch[column] if text.strip()]
-                for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []:
-                    np.array([*ids, tokenizer.sep_token_id], dtype=np.uint32).tofile(file)
-        part.replace(path)
-    return np.memmap(path, dtype=np.uint32, mode="r")
 
 
 def block(stream: np.ndarray, index: int, length: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
@@ -119,7 +104,14 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     with args.main_process_first(desc="tokenising"):
         folder.mkdir(parents=True, exist_ok=True)
         train, test = (
-            token_stream(part, column, tokenizer, folder / f"{texts_key(part, (column,), vocabulary)}.bin", args)
+            token_stream(
+                part,
+                column,
+                tokenizer,
+                tokenizer.sep_token_id,
+                folder / f"{texts_key(part, (column,), vocabulary)}.bin",
+                args,
+            )
             for part in rows
         )
     if min(len(train), len(test)) < max(lengths) - 2:

@@ -19,7 +19,7 @@ from .arguments import DataArguments
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".txt": "text"}
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # What examples/data/download.py gets.
-DOWNLOADS = ("fashion_mnist", "cifar10", "glue", "wikitext2", "vqa_rad", "easy_vqa", "nlvr")
+DOWNLOADS = ("fashion_mnist", "cifar10", "glue", "wikitext2", "gutenberg", "vqa_rad", "easy_vqa", "nlvr")
 DOWNLOADS += ("modelnet10", "modelnet40", "graphs", "pde")
 # What recipes name -> what of it the repository holds.
 BUNDLED = {"data/fashion_mnist": "examples/data/fashion_mnist_small"}

@@ -24,3 +24,13 @@ def peer_loss(label_smoothing: float = 0.0) -> Callable:
         return total * (labels.shape[-1] if soft else 1) / items  # the Trainer counts all numbers of soft labels
 
     return loss
+
+
+def next_token_loss(label_smoothing: float = 0.0) -> Callable:
+    """As `peer_loss`, of labels [B, n] that are the tokens themselves: each is predicted from those before it."""
+    loss = peer_loss(label_smoothing)
+
+    def shifted(outputs, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        return loss({"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch)
+
+    return shifted

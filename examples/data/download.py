@@ -9,6 +9,7 @@ the licence of their source. Those marked * are not the very rows behind docs/re
 import argparse
 import io
 import json
+import re
 import sys
 import tempfile
 import urllib.request
@@ -24,6 +25,13 @@ GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 PDE = "https://raw.githubusercontent.com/neuraloperator/neuraloperator/main/neuralop/data/datasets/data"
 PDE_FILES = ("darcy_train_16", "darcy_test_16", "darcy_test_32", "burgers_train_16", "burgers_test_16")
 POINTS = 1024  # of every cloud
+GUTENBERG = "https://www.gutenberg.org/cache/epub/{number}/pg{number}.txt"
+# Split -> numbers of books at Project Gutenberg: The Time Machine and Emma, Sherlock Holmes, and eleven more novels.
+BOOKS = {
+    "train": (11, 84, 98, 145, 174, 345, 766, 1342, 1400, 2600, 2701),
+    "validation": (35, 158),
+    "test": (1661,),
+}
 
 
 class DownloadError(Exception):
@@ -126,6 +134,27 @@ def pde(folder: Path) -> None:
         np.savez_compressed(folder / f"{name}.npz", **arrays)
 
 
+def gutenberg(folder: Path) -> None:
+    """Paragraphs of novels, split by book, without what Project Gutenberg puts before and after them."""
+    for split, numbers in BOOKS.items():
+        rows: dict[str, list] = {"text": [], "title": []}
+        for number in numbers:
+            with urllib.request.urlopen(GUTENBERG.format(number=number), timeout=60) as answer:
+                title, texts = paragraphs(answer.read().decode("utf-8-sig"))
+            rows["text"] += texts
+            rows["title"] += [title] * len(texts)
+        save(Dataset.from_dict(rows), folder / f"{split}.parquet")
+
+
+def paragraphs(book: str) -> tuple[str, list[str]]:
+    """Title and paragraphs, each in one line, of a text file of Project Gutenberg."""
+    head, begin, rest = re.split(r"^(\*\*\* ?START OF .*)$", book.replace("\r\n", "\n"), maxsplit=1, flags=re.M)
+    title = re.search(r"^Title: (.*)$", head, flags=re.M)
+    body = re.split(r"^\*\*\* ?END OF ", rest, maxsplit=1, flags=re.M)[0]
+    texts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", body)]
+    return (title[1].strip() if title else begin.strip("* ")), [text for text in texts if text]
+
+
 def save(rows: Dataset, path: Path) -> None:
     """Whole or not at all: an interrupted download leaves no file that looks finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +170,7 @@ SETS: dict[str, tuple[str, Callable]] = {
     "cifar10": ("CIFAR-10 *", lambda f, s: from_hub(f, "uoft-cs/cifar10", rename={"img": "image"})),
     "glue": ("the nine tasks of GLUE", lambda f, s: glue(f)),
     "wikitext2": ("WikiText-2", lambda f, s: from_hub(f, "Salesforce/wikitext", "wikitext-2-v1")),
+    "gutenberg": ("14 novels of Project Gutenberg *", lambda f, s: gutenberg(f)),
     "vqa_rad": ("VQA-RAD *", lambda f, s: from_hub(f, "flaviagiammarino/vqa-rad")),
     "easy_vqa": ("easy-VQA * (needs the package easy-vqa)", lambda f, s: easy_vqa(f)),
     "nlvr": ("NLVR * (needs a clone, see --source)", nlvr),

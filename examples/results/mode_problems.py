@@ -1,11 +1,11 @@
 """What mode_accuracy.py trains: two problems that tell integration modes apart, and the models that meet on each.
 
-A problem gives batches for training, validation and test, and says how a prediction is judged. Its models share data,
-steps, batch size, optimiser and schedule, and have parameters of the same order; the learning rate is tuned.
+Models of a problem share data, steps, batch size, optimiser and schedule, and have parameters of the same order; the
+learning rate is tuned.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from common.arguments import DataArguments
 from common.data import load_split
 from common.peers import InteractionNetwork, PixelMLP, SignalTransformer
 from torch import Tensor, nn
+from trials import Batch, Contestant, Problem
 from typed_particles import ForceLaw, TypedParticles, seeded
 
 from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetForSignalRegression, ITNetModel
@@ -23,46 +24,6 @@ from modeling_itnet.heads.signal import relative_l2
 from modeling_itnet.outputs import SignalRegressionOutput
 
 TRAIN, VALIDATION, TEST = 1, 2, 3  # streams of random numbers that no two parts of the data share
-Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A model: its class, and the settings that make an ITNetConfig, which peers take too."""
-
-    label: str
-    build: Callable[[ITNetConfig], nn.Module]
-    settings: dict = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What problems share. Each adds `batch(seed, step)`, `validation()`, `tests()` and `score(model, batches)`."""
-
-    name: str
-    title: str
-    metric: str
-    is_error: bool  # less is better
-    steps: int
-    batch_size: int
-    weight_decay: float
-    shared: dict  # settings of all models
-    contestants: dict[str, Contestant]
-    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on the ladder of mode_trials.py
-    tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
-
-    def config(self, model: str) -> ITNetConfig:
-        return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
-
-    def build(self, model: str) -> nn.Module:
-        return self.contestants[model].build(self.config(model))
-
-    def better(self, scores: dict[float, float | None]) -> float:
-        """The learning rate of the best score. A run that diverged has none."""
-        found = {rate: score for rate, score in scores.items() if score is not None}
-        if not found:
-            raise ValueError(f"`{self.name}`: no learning rate of {', '.join(f'{r:g}' for r in scores)} converged")
-        return (min if self.is_error else max)(found, key=found.get)
 
 
 class PointwiseITNet(nn.Module):

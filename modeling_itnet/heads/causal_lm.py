@@ -57,7 +57,6 @@ class ITNetForCausalLM(ITNetHead, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        shift_labels: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ITNetCausalLMOutput:
         r"""
@@ -66,6 +65,8 @@ class ITNetForCausalLM(ITNetHead, GenerationMixin):
             there are `labels`; the `logits` of the token after each; `past_key_values`, unless `use_cache=False`; and
             `hidden_states` if asked for.
         """
+        # Not in the signature, where the Trainer would expect it in every batch: without it there was no `eval_loss`.
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.itnet(
             input_ids,
             attention_mask,

@@ -55,6 +55,8 @@ SHORTER = {
 HELP_ONLY = {
     "examples/results/kernel_figures.py": "tests/results/test_kernel_figures.py",
     "examples/results/mode_accuracy.py": "tests/results/test_mode_accuracy.py",
+    "examples/results/recall.py": "tests/results/test_recall.py",
+    "examples/results/language.py": "tests/results/test_language.py",
     "examples/results/make_checkpoints.py": "tests/examples/test_checkpoints.py",
     "examples/data/download.py": "tests/examples/test_download.py",
     "examples/data/make_fashion_mnist_small.py": "needs the whole Fashion-MNIST",

@@ -175,3 +175,24 @@ def test_by_pytorch_geometric(download, load_script, tmp_path, monkeypatch, name
     assert rows.features["label"].names == ["bed", "sofa"] and points.shape == (1024, 3)
     np.testing.assert_allclose(points.mean(0), 0, atol=1e-3)  # half precision
     assert np.linalg.norm(points, axis=1).max() == pytest.approx(1, abs=1e-3)
+
+
+def test_novels(download, tmp_path, monkeypatch):
+    """The text between the marks of Project Gutenberg, paragraph by paragraph."""
+    asked = []
+
+    def answer(url, timeout):
+        asked.append(url)
+        book = (
+            "\ufeffPreface\r\n\r\nTitle: A Novel\r\n\r\n*** START OF THE PROJECT GUTENBERG EBOOK A NOVEL ***\r\n\r\n"
+        )
+        book += (
+            "Chapter 1\r\n\r\nIt was\r\nlate.  Very.\r\n\r\n\r\n*** END OF THE PROJECT GUTENBERG EBOOK ***\r\nLicence"
+        )
+        return io.BytesIO(book.encode())
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", answer)
+    download.main(["gutenberg", "--output", str(tmp_path)])
+    rows = Dataset.from_parquet(str(tmp_path / "gutenberg" / "validation.parquet"))
+    assert rows[:] == {"text": ["Chapter 1", "It was late. Very."] * 2, "title": ["A Novel"] * 4}
+    assert len(asked) == len(set(asked)) == 14 and asked[-1].endswith("/1661/pg1661.txt")

@@ -12,6 +12,7 @@ from transformers import BertTokenizer
 
 from modeling_itnet import (
     ITNetConfig,
+    ITNetForCausalLM,
     ITNetForGraphClassification,
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
@@ -197,6 +198,28 @@ def test_masked_language_model(processor):
     torch.manual_seed(0)
     model = ITNetForMaskedLM(ITNetConfig(modality="text", vocab_size=len(processor.tokenizer), **SIZE, **NO_DROPOUT))
     assert learn(model, inputs, lambda output: output.logits[:, 3].argmax(-1) == labels[:, 3]) >= 0.99
+
+
+@pytest.mark.parametrize("mode", ["exact", "near_far", "low_rank"])
+def test_causal_language_model(processor, mode):
+    """Each token from those before it; a random first token tells the sentences apart."""
+    ids = torch.from_numpy(np.random.default_rng(0).integers(5, 37, (COUNT, 8)))
+    ids[:, 0] = torch.arange(5, 5 + COUNT)
+    config = ITNetConfig(
+        modality="text",
+        is_causal=True,
+        vocab_size=5 + COUNT,
+        near_size=3,
+        factor_form="matrix",
+        max_position_embeddings=8,
+        **{**SIZE, **NO_DROPOUT, "integration_mode": mode},
+    )
+    torch.manual_seed(0)
+
+    def correct(output):
+        return output.logits[:, :-1].argmax(-1) == ids[:, 1:]
+
+    assert learn(ITNetForCausalLM(config), {"input_ids": ids, "labels": ids}, correct, steps=300) >= 0.99
 
 
 def test_signals(random):

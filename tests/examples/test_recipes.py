@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from modeling_itnet import (
+    ITNetForCausalLM,
     ITNetForGraphClassification,
     ITNetForImageClassification,
     ITNetForImagesAndTextClassification,
@@ -29,6 +30,7 @@ HEADS = {
     "run_operator_learning": ("signal", ITNetForSignalRegression),
     "run_glue": ("text", ITNetForSequenceClassification),
     "run_mlm": ("text", ITNetForMaskedLM),
+    "run_clm": ("text", ITNetForCausalLM),
     "run_vqa": ("multimodal", ITNetForVisualQuestionAnswering),
     "run_nlvr": ("multimodal", ITNetForImagesAndTextClassification),
     "run_graph_classification": ("graph", ITNetForGraphClassification),
@@ -40,6 +42,7 @@ STEPS = ["--max_steps", "2", "--per_device_train_batch_size", "4", "--logging_st
 FIT = {
     "run_image_classification": ["--dataloader_num_workers", "0"],
     "run_mlm": ["--train_split", "train", "--eval_split", "validation", "--dataset_config", "none"],
+    "run_clm": ["--train_split", "train", "--eval_split", "validation", "--dataset_config", "none"],
     "run_graph_classification": ["--num_folds", "2", "--max_folds", "1"],
     "run_point_cloud": ["--num_points", "16"],
 }
@@ -54,6 +57,7 @@ def test_model_is_built(load_script, name):
     modality, head = HEADS[recipe["script"]]
     settings = recipe.get("config_overrides", {})
     task = {"signal": {"position_dim": 2, "signal_feature_size": 1}, "multimodal": {"num_labels": 10}}
+    task["text"] = {"is_causal": recipe["script"] == "run_clm"}
     config = arguments.ModelArguments(preset=recipe["preset"], config_overrides=settings).config(
         modality, **task.get(modality, {})
     )
@@ -76,6 +80,8 @@ def test_two_steps(run_script, tiny_data, name):
     options = [*STEPS, *FIT.get(script, []), "--dataset", str(data), "--config_overrides", *overrides]
     if "learning_rates" in recipe:
         options += ["--learning_rates", "1e-3"]
+    if script == "run_clm":
+        options += ["--max_seq_length", "16", "--vocab_size", "300", "--sample_tokens", "4"]
     if "second_seq_length" in recipe:  # one step of each phase
         options += ["--max_seq_length", "8", "--second_seq_length", "16", "--first_phase_steps", "1"]
     results = run_script(script, str(RECIPES / f"{name}.yaml"), *options)
@@ -93,6 +99,11 @@ def test_two_steps(run_script, tiny_data, name):
         ("modelnet10-cpu", "point_transformer"),
         ("sst2-cpu", "bert"),
         ("wikitext2-cpu", "bert"),
+        ("gutenberg-clm-cpu", "gpt2"),
+        ("gutenberg-clm-cpu", "gpt2_conv"),
+        ("gutenberg-clm-cpu", "llama"),
+        ("gutenberg-clm-cpu", "llama_conv"),
+        ("gutenberg-clm-cpu", "mamba"),
         ("easy_vqa-cpu", "vilt"),
         ("nlvr2-base", "vilt"),
         ("mutag-cpu", "gin"),

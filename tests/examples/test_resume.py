@@ -40,6 +40,11 @@ def losses(folder: Path) -> list[float]:
         ("run_image_classification", "cifar10-cpu", ["--augmentation", "light", "--mixup", "0.8", "--cutmix", "1.0"]),
         ("run_point_cloud", "modelnet10-cpu", ["--num_points", "16", "--integration_mode", "monte_carlo"]),
         ("run_mlm", "wikitext2-cpu", ["--max_seq_length", "16"]),
+        (
+            "run_clm",
+            "gutenberg-clm-cpu",
+            ["--max_seq_length", "16", "--max_eval_samples", "2", "--sample_tokens", "4"],
+        ),
     ],
 )
 def test_same_curve(run_script, load_script, tiny_data, tmp_path, monkeypatch, script, recipe, options):

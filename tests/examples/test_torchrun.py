@@ -22,6 +22,7 @@ STEPS = ["--max_steps", "2", "--logging_steps", "1", "--warmup_steps", "0", "--l
 STEPS += ["--adam_epsilon", "1e-2", "--max_grad_norm", "1e9"]  # a step that is smooth in its gradient
 FOLDS = ["--num_folds", "2", "--max_folds", "1"]
 LENGTHS = ["--max_seq_length", "16", "--second_seq_length", "16"]
+TOKENS = ["--max_seq_length", "16", "--max_train_samples", "8", "--max_eval_samples", "8", "--sample_tokens", "0"]
 # name -> script, recipe, options, settings. Everything random in the data is off: augmentation, drawn points, queries.
 CASES = {
     "image": (
@@ -44,6 +45,8 @@ CASES = {
     "scores-bert": ("run_glue", "stsb-cpu", ["--model_type", "bert"], []),
     "masked": ("run_mlm", "wikitext2-cpu", LENGTHS, []),
     "masked-bert": ("run_mlm", "wikitext2-cpu", [*LENGTHS, "--model_type", "bert"], []),
+    "next": ("run_clm", "gutenberg-clm-cpu", TOKENS, []),
+    "next-gpt2": ("run_clm", "gutenberg-clm-cpu", [*TOKENS, "--model_type", "gpt2"], []),
     "answers": ("run_vqa", "easy_vqa-cpu", [], PICTURE),
     "answers-vilt": ("run_vqa", "easy_vqa-cpu", ["--model_type", "vilt"], PICTURE),
     "statements": ("run_nlvr", "nlvr-cpu", [], PICTURE),

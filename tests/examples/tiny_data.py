@@ -22,6 +22,7 @@ def write(folder: Path) -> dict[str, Path]:
         "run_operator_learning": _fields,
         "run_glue": _glue,
         "run_mlm": _lines,
+        "run_clm": _lines,
         "run_vqa": _questions,
         "run_nlvr": _statements,
         "run_graph_classification": _graphs,

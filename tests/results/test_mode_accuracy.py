@@ -34,7 +34,7 @@ def particles(load_script):
 
 @pytest.fixture(scope="module")
 def trials(load_script):
-    return load_script("mode_trials")
+    return load_script("trials")
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_divergence_is_recorded(trials, found, tmp_path, monkeypatch):
 
 
 def test_tables_are_made_of_logs(load_script, trials, found, tmp_path):
-    table = load_script("mode_table")
+    table = load_script("trial_tables")
     problem = found["particles-32"]
     for rate, score in ((1e-2, 0.5), (3e-2, 0.25), (1e-1, 0.75)):
         write_log(trials.Trial(problem, "exact-8", rate, 0), tmp_path, score)
@@ -257,19 +257,20 @@ def test_tables_are_made_of_logs(load_script, trials, found, tmp_path):
     for seed, value in enumerate(values, start=1):
         test = {"n = 4": value, "n = 8": 0.5}
         write_log(trials.Trial(problem, "exact-8", 3e-2, seed), tmp_path, 0.3, test)
-    text = table.page(found, tmp_path)
+    text = table.page(found, tmp_path, "mode_accuracy")
     spread = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
     assert f"| ITNet, exact, w = 8 | {spread} | 0.500 ± 0.000 | 0.03 | 1,234 | 250 | 3 of 3 |" in text
     assert "| ITNet, exact, w = 8 | 0.500 | **0.250** | 0.750 |" in text
     assert "| ITNet, low rank | not run | not run |  |  |  | 0 of 3 |" in text
     assert "CIFAR" not in text  # no log of it
     document = tmp_path / "page.md"
-    document.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
-    table.write(document, text)
-    assert document.read_text(encoding="utf-8") == f"before\n{table.BEGIN}\n\n{text}\n\n{table.END}\nafter\n"
+    begin, end = table.marks("mode_accuracy")
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
+    table.write(document, text, "mode_accuracy")
+    assert document.read_text(encoding="utf-8") == f"before\n{begin}\n\n{text}\n\n{end}\nafter\n"
     (tmp_path / "other.md").write_text("nothing", encoding="utf-8")
     with pytest.raises(ValueError, match=r"other.md has no lines"):
-        table.write(tmp_path / "other.md", text)
+        table.write(tmp_path / "other.md", text, "mode_accuracy")
 
 
 def test_command_line(load_script, monkeypatch, tmp_path):
@@ -289,7 +290,8 @@ def test_command_line(load_script, monkeypatch, tmp_path):
 
 def test_page_matches_the_logs(load_script):
     script = load_script("mode_accuracy")
-    table = load_script("mode_table")
+    table = load_script("trial_tables")
     text = script.PAGE.read_text(encoding="utf-8")
-    block = text.partition(table.BEGIN)[2].partition(table.END)[0].strip()
+    begin, end = table.marks("mode_accuracy")
+    block = text.partition(begin)[2].partition(end)[0].strip()
     assert block == script.page(script.problems(script.ROOT / "data"), script.LOGS)

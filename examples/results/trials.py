@@ -1,4 +1,6 @@
-"""Trials of mode_accuracy.py: one model, trained once with one learning rate and seed, and its log.
+"""The protocol of mode_accuracy.py, recall.py and language.py: problems, the models that meet on them, and trials.
+
+A trial is one model, trained once with one learning rate and seed, and its log.
 
 The learning rate of a model is the best of those of its problem by the validation score at the end of training, at one
 seed; while the best is the lowest or the highest that was tried, the next one on LADDER is tried too. Test data are
@@ -8,24 +10,68 @@ read after training by trials with that rate and other seeds, and by no others.
 import json
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import transformers
-from mode_problems import Problem
-from torch import nn
+from torch import Tensor, nn
 from transformers import get_cosine_schedule_with_warmup
 
-from modeling_itnet import optimizer_param_groups
+from modeling_itnet import ITNetConfig, optimizer_param_groups
 
 LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 WARM_UP = 0.05  # share of the steps
-CURVE = 8  # validation scores in the course of a trial
 CLIPPED = 1.0  # largest norm of a gradient
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model: its class, and the settings that make an ITNetConfig, which peers take too."""
+
+    label: str
+    build: Callable[[ITNetConfig], nn.Module]
+    settings: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What problems share. Each adds `batch(seed, step)`, `validation()`, `tests()` and `score(model, batches)`:
+    batches for training, validation and test, and how predictions are judged."""
+
+    name: str
+    title: str
+    metric: str
+    is_error: bool  # less is better
+    steps: int
+    batch_size: int
+    weight_decay: float
+    shared: dict  # settings of all models
+    contestants: dict[str, Contestant]
+    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on LADDER
+    tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
+    curve: int = 8  # validation scores in the course of a trial
+
+    def config(self, model: str) -> ITNetConfig:
+        return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
+
+    def build(self, model: str) -> nn.Module:
+        return self.contestants[model].build(self.config(model))
+
+    def facts(self, model: str) -> dict:
+        """What logs say of a model beside what they say of every model."""
+        return {}
+
+    def better(self, scores: dict[float, float | None]) -> float:
+        """The learning rate of the best score. A run that diverged has none."""
+        found = {rate: score for rate, score in scores.items() if score is not None}
+        if not found:
+            raise ValueError(f"`{self.name}`: no learning rate of {', '.join(f'{r:g}' for r in scores)} converged")
+        return (min if self.is_error else max)(found, key=found.get)
 
 
 @dataclass(frozen=True)
@@ -62,7 +108,7 @@ class Trial:
         torch.manual_seed(self.seed)
         model, problem = self.problem.build(self.model), self.problem
         start = time.process_time()
-        curve, spent = train(model, problem, self.rate, self.seed)
+        curve, seconds, spent = train(model, problem, self.rate, self.seed)
         tests = problem.tests() if not self.is_tuning else {}
         log = {
             "problem": problem.name,
@@ -75,7 +121,9 @@ class Trial:
             "steps": problem.steps,
             "batch_size": problem.batch_size,
             "metric": problem.metric,
+            **problem.facts(self.model),
             "validation": curve,  # [step, score]; the score is None if training diverged
+            "validation_cpu_seconds": seconds,  # of the steps up to each score
             "test": {name: evaluate(model, problem, batches) for name, batches in tests.items()},
             "training_cpu_seconds": round(spent, 2),
             "cpu_seconds": round(time.process_time() - start, 2),
@@ -88,13 +136,14 @@ class Trial:
         return log
 
 
-def train(model: nn.Module, problem: Problem, rate: float, seed: int) -> tuple[list[list], float]:
-    """AdamW with a warm-up and a cosine: the validation curve, and the CPU seconds of the steps alone."""
+def train(model: nn.Module, problem: Problem, rate: float, seed: int) -> tuple[list[list], list[float], float]:
+    """AdamW with a warm-up and a cosine: the validation curve, the CPU seconds of the steps up to each of its scores,
+    and of all steps."""
     optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
     warm_up = round(WARM_UP * problem.steps)
     schedule = get_cosine_schedule_with_warmup(optimizer, warm_up, problem.steps)
-    marks = {math.ceil(problem.steps * (part + 1) / CURVE) for part in range(CURVE)}
-    curve, spent = [], 0.0
+    marks = {math.ceil(problem.steps * (part + 1) / problem.curve) for part in range(problem.curve)}
+    curve, seconds, spent = [], [], 0.0
     for step in range(1, problem.steps + 1):
         start = time.process_time()
         model.train()
@@ -106,10 +155,11 @@ def train(model: nn.Module, problem: Problem, rate: float, seed: int) -> tuple[l
         schedule.step()
         spent += time.process_time() - start
         if not loss.isfinite():
-            return [*curve, [step, None]], spent
+            return [*curve, [step, None]], [*seconds, round(spent, 2)], spent
         if step in marks:
             curve.append([step, evaluate(model, problem, problem.validation())])
-    return curve, spent
+            seconds.append(round(spent, 2))
+    return curve, seconds, spent
 
 
 @torch.no_grad()

@@ -1,13 +1,15 @@
-"""The page of mode_accuracy.py: tables from the logs alone."""
+"""The pages of trials: tables from the logs alone, between two marks of a document."""
 
 import json
 import statistics
 from pathlib import Path
 
-from mode_problems import Problem
-from mode_trials import LADDER, SEEDS, TUNING_SEED
+from trials import LADDER, SEEDS, TUNING_SEED, Problem
 
-BEGIN, END = "<!-- mode_accuracy: begin -->", "<!-- mode_accuracy: end -->"
+
+def marks(script: str) -> tuple[str, str]:
+    """The lines of a document between which the tables of a script stand."""
+    return f"<!-- {script}: begin -->", f"<!-- {script}: end -->"
 
 
 def read_logs(folder: Path) -> list[dict]:
@@ -63,33 +65,34 @@ def rates(problem: Problem, logs: list[dict]) -> list[str]:
     return markdown(table)
 
 
-def section(problem: Problem, logs: list[dict]) -> list[str]:
+def section(problem: Problem, logs: list[dict], script: str) -> list[str]:
     own = [log for log in logs if log["problem"] == problem.name]
     if not own:
         return []
     seconds = sum(log["cpu_seconds"] for log in own)
     text = f"{problem.metric[0].upper()}{problem.metric[1:]}, {'less' if problem.is_error else 'more'} is better; "
     text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all. "
-    text += f"`python examples/results/mode_accuracy.py --only {problem.name}`"
+    text += f"`python examples/results/{script}.py --only {problem.name}`"
     lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
     if problem.tuned_on:
         return [*lines, f"Learning rates are those of `{problem.tuned_on}`.", ""]
     return [*lines, *rates(problem, logs), ""]
 
 
-def page(problems: dict[str, Problem], folder: Path) -> str:
+def page(problems: dict[str, Problem], folder: Path, script: str) -> str:
     logs = read_logs(folder)
-    return "\n".join(line for problem in problems.values() for line in section(problem, logs)).strip()
+    return "\n".join(line for problem in problems.values() for line in section(problem, logs, script)).strip()
 
 
-def write(document: Path, text: str) -> None:
+def write(document: Path, text: str, script: str) -> None:
     """Puts the tables between the two marks of a document, or, if there is no document, into a new one."""
-    block = f"{BEGIN}\n\n{text}\n\n{END}"
+    begin, end = marks(script)
+    block = f"{begin}\n\n{text}\n\n{end}"
     if document.is_file():
         old = document.read_text(encoding="utf-8")
-        if BEGIN not in old or END not in old:
-            raise ValueError(f"{document} has no lines {BEGIN!r} and {END!r} to put the tables between")
-        block = old.partition(BEGIN)[0] + block + old.partition(END)[2]
+        if begin not in old or end not in old:
+            raise ValueError(f"{document} has no lines {begin!r} and {end!r} to put the tables between")
+        block = old.partition(begin)[0] + block + old.partition(end)[2]
     else:
         block += "\n"
     document.write_text(block, encoding="utf-8")

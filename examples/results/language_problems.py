@@ -1,0 +1,138 @@
+"""What language.py trains: causal language models of one size on bytes of two corpora."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import examples_path  # noqa: F401
+import numpy as np
+import torch
+from common.arguments import DataArguments
+from common.data import load_split
+from common.streams import TokenBlocks, collate_blocks, ended
+from recall_problems import fitted_sizes, itnet_of_equal_size, peer
+from torch import nn
+from torch.nn import functional as F
+from trials import Batch, Contestant, Problem
+from typed_particles import seeded
+
+TRAIN = 1  # the stream of random numbers that draws training batches
+EVALUATED = 32  # blocks per batch of validation and test
+
+SETTINGS = {
+    "modality": "text",
+    "is_causal": True,
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "num_fourier_features": 16,
+    "fourier_scale": 16.0,
+    "kernel_hidden_size": 16,
+    "kernel_init_scale": 1.0,
+    "integration_mode": "near_far",
+    "near_size": 8,
+    "factor_form": "matrix",
+    "rank": 8,
+    "max_position_embeddings": 128,
+    "hidden_dropout_prob": 0.0,
+    "embedding_dropout_prob": 0.0,
+    "drop_path_rate": 0.0,
+    "pad_token_id": None,
+}
+
+
+@lru_cache(maxsize=4)
+def corpus(folder: Path, split: str) -> np.ndarray:
+    """The texts of a split, a line break after each, as bytes: [N] of uint8. Blank ones are left out."""
+    rows = load_split(DataArguments(dataset=str(folder)), split)
+    text = "".join(ended(text, "\n") for text in rows["text"] if text.strip())
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Language(Problem):
+    """The next byte, in blocks of ``length`` bytes; scores are bits per byte."""
+
+    folder: Path = Path("data/gutenberg")
+    length: int = 128
+    validated: int = 512  # blocks of validation, spread over all of it
+    tested: int | None = 4096  # most blocks of the test, spread over all of it
+
+    def batch(self, seed: int, step: int) -> Batch:
+        stream, generator = corpus(self.folder, "train"), seeded(TRAIN, seed, step)
+        starts = torch.randint(len(stream) - self.length + 1, (self.batch_size,), generator=generator).tolist()
+        blocks = [torch.from_numpy(stream[start : start + self.length].astype(np.int64)) for start in starts]
+        return collate_blocks(blocks)
+
+    @cached_property
+    def seen(self) -> int:
+        """Bytes that a model reads in training."""
+        return self.steps * self.batch_size * self.length
+
+    def facts(self, model: str) -> dict:
+        return fitted_sizes(self.build(model))
+
+    def validation(self) -> Iterator[Batch]:
+        return self._batches("validation", self.validated)
+
+    def tests(self) -> dict[str, Iterator[Batch]]:
+        return {"test": self._batches("test", self.tested)}
+
+    def _batches(self, split: str, limit: int | None) -> Iterator[Batch]:
+        blocks = TokenBlocks(corpus(self.folder, split), self.length)
+        count = min(len(blocks), limit or len(blocks))
+        chosen = [index * len(blocks) // count for index in range(count)]
+        for start in range(0, count, EVALUATED):
+            yield collate_blocks([blocks[index] for index in chosen[start : start + EVALUATED]])
+
+    @staticmethod
+    def score(model: nn.Module, batches: Iterator[Batch]) -> float:
+        """Bits per byte: every byte but the first of the corpus is predicted from those before it in its block."""
+        nats, count = 0.0, 0
+        for batch in batches:
+            logits, labels = model(input_ids=batch["input_ids"]).logits[:, :-1], batch["labels"][:, 1:]
+            nats += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+            count += labels.numel()
+        return nats / count / np.log(2)
+
+
+def _itnet(label: str, **own) -> Contestant:
+    return Contestant(label, lambda config: itnet_of_equal_size(SETTINGS, own), own)
+
+
+MODELS = {
+    "near_far": _itnet("ITNet, near and far"),
+    "near_far-decay": _itnet("ITNet, near and far with decay", factor_decay=True),
+    "exact": _itnet("ITNet, exact", integration_mode="exact"),
+    "low_rank": _itnet("ITNet, low rank, vectors", integration_mode="low_rank", factor_form="vector"),
+    "low_rank-decay": _itnet("ITNet, low rank, matrices, decay", integration_mode="low_rank", factor_decay=True),
+    "gpt2": peer("GPT-2", "gpt2"),
+    "gpt2_conv": peer("GPT-2 with a short convolution", "gpt2_conv"),
+    "llama": peer("Llama", "llama"),
+    "llama_conv": peer("Llama with a short convolution", "llama_conv"),
+    "mamba": peer("Mamba", "mamba"),
+}
+
+
+def problems(data: Path) -> dict[str, Language]:
+    """By name. ``data`` is the folder of the data sets."""
+    return {
+        name: Language(
+            name,
+            title,
+            "bits per byte",
+            is_error=True,
+            steps=1000,
+            batch_size=8,
+            weight_decay=0.01,
+            shared=SETTINGS,
+            contestants=MODELS,
+            rates=(1e-3, 3e-3, 1e-2),
+            curve=20,
+            folder=data / name,
+        )
+        for name, title in (("gutenberg", "Gutenberg"), ("wikitext2", "WikiText-2"))
+    }

@@ -1,0 +1,209 @@
+"""What recall.py trains: four tasks, and causal language models of one size that meet on each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import examples_path  # noqa: F401
+import torch
+from common.peers.causal_lm import causal_peer, same_size_itnet
+from recall_tasks import associative_recall, induction, offset_copying, selective_copying
+from torch import nn
+from trials import Batch, Contestant, Problem
+from typed_particles import seeded
+
+from modeling_itnet import ITNetConfig, ITNetForCausalLM
+
+TRAIN, VALIDATION, TEST = 1, 2, 3  # streams of random numbers that no two parts of the data share
+EVALUATED = 64  # samples per batch of validation and test
+
+#: Settings of the ITNet whose number of parameters all models have. Where a setting matters to one mode only, all have
+#: it. Positions are k / 128, so that neighbours are 1/8 of a wave of the mean frequency apart.
+SETTINGS = {
+    "modality": "text",
+    "is_causal": True,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "num_fourier_features": 16,
+    "fourier_scale": 16.0,
+    "kernel_hidden_size": 16,
+    "kernel_init_scale": 1.0,
+    "initializer_range": 0.1,
+    "integration_mode": "near_far",
+    "near_size": 8,
+    "factor_form": "matrix",
+    "rank": 8,
+    "max_position_embeddings": 128,
+    "hidden_dropout_prob": 0.0,
+    "embedding_dropout_prob": 0.0,
+    "drop_path_rate": 0.0,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Recall(Problem):
+    """A task at several sizes: those of training take turns, and each size of the tests has its own score."""
+
+    task: Callable[..., Batch] = associative_recall
+    train_sizes: tuple[dict, ...] = ()
+    test_sizes: tuple[dict, ...] = ()
+    held_out: int = 512  # samples of validation, in all sizes of training together, and of every test
+
+    def batch(self, seed: int, step: int) -> Batch:
+        return self.task(self.batch_size, seeded(TRAIN, seed, step), **self.train_sizes[step % len(self.train_sizes)])
+
+    def validation(self) -> Iterator[Batch]:
+        for number, size in enumerate(self.train_sizes):
+            yield from self._batches(self.held_out // len(self.train_sizes), (VALIDATION, number), size)
+
+    def tests(self) -> dict[str, Iterator[Batch]]:
+        return {
+            size_name(size): self._batches(self.held_out, (TEST, number), size)
+            for number, size in enumerate(self.test_sizes)
+        }
+
+    def _batches(self, count: int, stream: tuple[int, ...], size: dict) -> Iterator[Batch]:
+        for index in range(max(1, count // EVALUATED)):
+            yield self.task(min(count, EVALUATED), seeded(*stream, index), **size)
+
+    @staticmethod
+    def score(model: nn.Module, batches: Iterator[Batch]) -> float:
+        """Share of the answers that have the largest logit."""
+        hits = []
+        for batch in batches:
+            answers = batch["labels"][:, 1:]
+            predicted = model(input_ids=batch["input_ids"]).logits[:, :-1].argmax(-1)
+            hits.append((predicted == answers)[answers != -100])
+        return torch.cat(hits).float().mean().item()
+
+    @property
+    def longest(self) -> int:
+        """Most tokens in training."""
+        return max(size["length"] for size in self.train_sizes)
+
+    def facts(self, model: str) -> dict:
+        built = self.build(model)
+        return {"state_size": state_size(built, self.longest), "state_length": self.longest, **fitted_sizes(built)}
+
+
+def size_name(size: dict) -> str:
+    """{"length": 64, "pairs": 8} -> "n = 64, pairs = 8"."""
+    return ", ".join(f"{'n' if name == 'length' else name} = {value}" for name, value in size.items())
+
+
+def fitted_sizes(model: nn.Module) -> dict[str, int]:
+    """The widths that make a model as large as the others."""
+    config = model.config
+    inner = config.n_inner if hasattr(config, "n_inner") else config.intermediate_size
+    return {"hidden_size": config.hidden_size, "intermediate_size": inner}
+
+
+def state_size(model: nn.Module, length: int) -> int:
+    """Numbers that a model keeps of ``length`` tokens to go on from there, in all layers."""
+    config, kind = model.config, type(model).__name__
+    layers, width = config.num_hidden_layers, config.hidden_size
+    if kind == "ScannedMamba":
+        return layers * config.intermediate_size * (config.state_size + config.conv_kernel)
+    if kind == "LinearAttentionLM":
+        size = width // config.num_attention_heads
+        return layers * config.num_attention_heads * (size**2 + size)
+    if not isinstance(model, ITNetForCausalLM):
+        return 2 * layers * length * width  # keys and values
+    if config.integration_mode == "exact":
+        return layers * length * width
+    per_term = config.head_dim if config.factor_form == "matrix" else 1
+    far = config.num_attention_heads * config.rank * per_term + width  # and the sum of all keys, for the constant
+    near = min(length, config.near_size) * width if config.integration_mode == "near_far" else 0
+    return layers * (far + near)
+
+
+@cache
+def _equal_size(reference: tuple, own: tuple) -> ITNetConfig:
+    reference = dict(reference)
+    return same_size_itnet(ITNetConfig(**{**reference, **dict(own)}), ITNetConfig(**reference))
+
+
+def itnet_of_equal_size(reference: dict, own: dict) -> ITNetForCausalLM:
+    """An ITNet with ``own`` settings beside those of a reference, and as many parameters as that."""
+    return ITNetForCausalLM(_equal_size(tuple(reference.items()), tuple(own.items())))
+
+
+def itnet(label: str, **own) -> Contestant:
+    def build(config: ITNetConfig) -> ITNetForCausalLM:
+        return itnet_of_equal_size({**SETTINGS, "vocab_size": config.vocab_size}, own)
+
+    return Contestant(label, build, own)
+
+
+def peer(label: str, name: str) -> Contestant:
+    return Contestant(label, causal_peer(name))
+
+
+MODELS = {
+    "exact": itnet("ITNet, exact", integration_mode="exact"),
+    "near_far": itnet("ITNet, near 8 and far"),
+    "near_far-32": itnet("ITNet, near 32 and far", near_size=32),
+    "near_far-decay": itnet("ITNet, near 8 and far with decay", factor_decay=True),
+    "low_rank": itnet("ITNet, low rank 8, vectors", integration_mode="low_rank", factor_form="vector"),
+    "low_rank-matrix": itnet("ITNet, low rank 8, matrices", integration_mode="low_rank"),
+    "low_rank-decay": itnet("ITNet, low rank 8, matrices, decay", integration_mode="low_rank", factor_decay=True),
+    "low_rank-32": itnet("ITNet, low rank 32, matrices", integration_mode="low_rank", rank=32, intermediate_size=64),
+    "gpt2": peer("GPT-2", "gpt2"),
+    "llama": peer("Llama (RoPE)", "llama"),
+    "mamba": peer("Mamba", "mamba"),
+    "linear_attention": peer("linear attention", "linear_attention"),
+}
+
+
+def problems(data=None) -> dict[str, Recall]:
+    """By name. The data are drawn, so that ``data``, a folder, is not used."""
+
+    def recall(name: str, title: str, vocabulary: int, **own) -> Recall:
+        shared = {**SETTINGS, "vocab_size": vocabulary}
+        settings = {"steps": 2000, "batch_size": 32, "weight_decay": 0.01, "rates": (1e-3, 3e-3, 1e-2), **own}
+        return Recall(name, title, "accuracy", is_error=False, shared=shared, contestants=MODELS, **settings)
+
+    found = (
+        recall(
+            "associative",
+            "Multi-query associative recall",
+            33,
+            task=partial(associative_recall, keys=16),
+            train_sizes=({"length": 16, "pairs": 2}, {"length": 32, "pairs": 4}, {"length": 64, "pairs": 8}),
+            test_sizes=(
+                *({"length": length, "pairs": 4} for length in (32, 64, 128)),
+                *({"length": 64, "pairs": pairs} for pairs in (2, 8, 16)),
+            ),
+        ),
+        recall(
+            "induction",
+            "Induction",
+            16,
+            task=partial(induction, symbols=16),
+            train_sizes=({"length": 32}, {"length": 64}),
+            test_sizes=tuple({"length": length} for length in (32, 64, 128)),
+        ),
+        recall(
+            "selective",
+            "Selective copying",
+            18,
+            task=selective_copying,
+            train_sizes=({"length": 16, "copied": 4}, {"length": 32, "copied": 8}, {"length": 64, "copied": 8}),
+            test_sizes=(
+                *({"length": length, "copied": 8} for length in (32, 64, 128)),
+                *({"length": 64, "copied": copied} for copied in (4, 12)),
+            ),
+        ),
+        recall(
+            "offset",
+            "Copying by an offset that a token names",
+            32,
+            task=partial(offset_copying, symbols=16, offsets=16),
+            train_sizes=({"length": 32}, {"length": 64}),
+            test_sizes=tuple({"length": length} for length in (32, 64, 128)),
+        ),
+    )
+    return {problem.name: problem for problem in found}

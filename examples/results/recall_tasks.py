@@ -1,0 +1,100 @@
+"""Tasks of recall for causal language models, drawn from a generator: tokens, and the answers among them.
+
+Each function returns `input_ids` and `labels` [B, n]. A label is the token at its own place, as language models take
+them, and -100 where nothing is asked. Every label follows from the tokens before it; the functions say how.
+"""
+
+import torch
+from torch import Generator, Tensor
+
+Batch = dict[str, Tensor]
+NOTHING = -100
+BLANK = 0
+
+
+def _distinct(count: int, chosen: int, total: int, generator: Generator) -> Tensor:
+    """``chosen`` different numbers of 0..total-1 in random order: [B, chosen]."""
+    return torch.rand(count, total, generator=generator).argsort(1)[:, :chosen]
+
+
+def associative_recall(count: int, generator: Generator, *, length: int, pairs: int, keys: int = 32) -> Batch:
+    """Multi-query associative recall (Arora et al. 2023, https://arxiv.org/abs/2312.04927).
+
+    ``pairs`` different keys, each with a value behind it; then the same keys in another order, each with the same
+    value behind it, which is asked. Blanks fill the rest, between pairs and queries. Keys are 1..keys, values the
+    next as many tokens.
+    """
+    blanks = length - 4 * pairs
+    if blanks < 0 or pairs > keys:
+        raise ValueError(f"`pairs` ({pairs}) must be at most `keys` ({keys}) and `length` ({length}) / 4")
+    key = 1 + _distinct(count, pairs, keys, generator)  # [B, p]
+    value = 1 + keys + torch.randint(keys, (count, pairs), generator=generator)
+    order = _distinct(count, pairs, pairs, generator)
+    units = 2 * pairs  # of two tokens each; the first half are the pairs
+    is_unit = torch.zeros(count, units + blanks, dtype=torch.bool)
+    is_unit.scatter_(1, _distinct(count, units, units + blanks, generator), True)
+    lengths = 1 + is_unit.long()
+    starts = (lengths.cumsum(1) - lengths)[is_unit].view(count, units)  # in order
+    ids = torch.full((count, length), BLANK)
+    ids.scatter_(1, starts, torch.cat([key, key.gather(1, order)], dim=1))
+    ids.scatter_(1, starts + 1, torch.cat([value, value.gather(1, order)], dim=1))
+    asked = torch.zeros(count, length, dtype=torch.bool).scatter_(1, starts[:, pairs:] + 1, True)
+    return {"input_ids": ids, "labels": ids.where(asked, NOTHING)}
+
+
+def induction(count: int, generator: Generator, *, length: int, symbols: int = 32, distance: int = 8) -> Batch:
+    """Random symbols, in which a symbol is often followed by what followed it the last time: that is asked.
+
+    At every place where the symbol before it has occurred already, and its last occurrence is at least ``distance``
+    places back, a fair coin decides whether the text goes on as then, which is asked, or at random.
+    """
+    random = torch.randint(symbols, (count, length), generator=generator)
+    coin = torch.rand(count, length, generator=generator) < 0.5
+    ids, labels = random.clone(), torch.full((count, length), NOTHING)
+    last = torch.full((count, symbols), length)  # place of the last occurrence; far in the future: none
+    rows = torch.arange(count)
+    for place in range(1, length):
+        symbol = ids[:, place - 1]
+        before = last[rows, symbol]
+        repeats = coin[:, place] & (place - 1 - before >= distance)
+        after = ids[rows, (before + 1).clamp(max=length - 1)]
+        ids[:, place] = torch.where(repeats, after, random[:, place])
+        labels[:, place] = torch.where(repeats, after, NOTHING)
+        last[rows, symbol] = place - 1
+    return {"input_ids": ids, "labels": labels}
+
+
+def selective_copying(count: int, generator: Generator, *, length: int, copied: int = 8, symbols: int = 16) -> Batch:
+    """``copied`` different symbols, 1..symbols, scattered among blanks; after a mark all of them in order, asked."""
+    context = length - copied - 1
+    if copied > min(symbols, context):
+        raise ValueError(
+            f"`copied` ({copied}) must be at most `symbols` ({symbols}) and fit `length` ({length}) twice, with a mark"
+        )
+    chosen = 1 + _distinct(count, copied, symbols, generator)
+    places = _distinct(count, copied, context, generator).sort(1).values
+    scattered = torch.full((count, context), BLANK).scatter_(1, places, chosen)
+    ids = torch.cat([scattered, torch.full((count, 1), symbols + 1), chosen], dim=1)
+    return {"input_ids": ids, "labels": torch.cat([torch.full_like(ids[:, : context + 1], NOTHING), chosen], dim=1)}
+
+
+def offset_copying(count: int, generator: Generator, *, length: int, offsets: int = 16, symbols: int = 16) -> Batch:
+    """Random symbols and, among them, tokens that name an offset: after "k back" comes the symbol k places before it.
+
+    Symbols are 0..symbols-1, and token symbols + k - 1 says "k back" for k = 1..offsets; what follows it is asked. It
+    never points at another such token, or before the beginning.
+    """
+    random = torch.randint(symbols, (count, length), generator=generator)
+    offset = torch.randint(1, offsets + 1, (count, length), generator=generator)
+    coin = torch.rand(count, length, generator=generator) < 1 / 3
+    ids, labels = random.clone(), torch.full((count, length), NOTHING)
+    rows = torch.arange(count)
+    for place in range(offsets, length):
+        before = ids[:, place - 1]
+        asked = before >= symbols
+        copy = ids[rows, (place - 1 - (before - symbols + 1)).clamp(0, place - 1)]
+        is_name = coin[:, place] & ~asked & (ids[rows, place - offset[:, place]] < symbols)
+        fresh = torch.where(is_name, symbols + offset[:, place] - 1, random[:, place])
+        ids[:, place] = torch.where(asked, copy, fresh)
+        labels[:, place] = torch.where(asked, copy, NOTHING)
+    return {"input_ids": ids, "labels": labels}
