@@ -36,7 +36,7 @@ class PairTiles:
         self.inputs = inputs
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
-        self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
+        self.row = inputs.row.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, w]
         self.measure, self.scale = inputs.omega[None, :, :, None], 1.0  # omega_j [1, B, n_k, 1]; a factor of the sum
         if bool((inputs.omega == inputs.omega[0, 0]).all()):  # no hidden unit has to be weighted by itself
             self.measure, self.scale = None, float(inputs.omega[0, 0])
@@ -198,7 +198,7 @@ class PairTiles:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
         if "measure" in names:
             self.measure, self.scale = self.inputs.omega[None, :, :, None], 1.0
-        upstream = grad_out.permute(2, 0, 1, 3) * self.scale  # [H, B, n_q, d_h]
+        upstream = (grad_out.permute(2, 0, 1, 3) * self.scale).contiguous()  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         grads |= {name: self.keys.new_zeros(getattr(self, name).shape) for name in HEAD_MAJOR}
         for cells, place in self._places():
