@@ -43,12 +43,8 @@ def position_term(
     gamma_y: Tensor,  # [..., t or 1, m, F]
     weights: PositionWeights,
     has_frequencies: bool,
-    in_place: bool = False,
 ) -> Tensor | None:
-    """P_ij[k]: broadcasts to [..., t, w, m]; None if no group needs it.
-
-    Autograd and all transforms pass through it, unless the terms are added ``in_place``, which saves memory.
-    """
+    """P_ij[k]: broadcasts to [..., t, w, m]; None if no group needs it. All modes of differentiation follow it."""
     factors = key_factors(weights, gamma_x, has_frequencies)
     term = None if factors is None else factors @ gamma_y.mT
     is_raw = weights.relative is not None and not has_frequencies
@@ -60,8 +56,38 @@ def position_term(
         lengths = length(differences).unsqueeze(-2).to(gamma_y.dtype)  # [..., t, 1, m]
         if term is None:
             return weights.distance * lengths
-        is_whole = weights.relative is not None  # otherwise all queries share it
-        term = (term.addcmul_ if in_place and is_whole else term.addcmul)(weights.distance, lengths)
+        term = term.addcmul(weights.distance, lengths)
+    return term
+
+
+def position_tile(
+    x: Tensor,  # [c, t, s]
+    y: Tensor,  # [c, m, s]
+    gamma_x: Tensor,  # [c, t, F]
+    gamma_y: Tensor,  # [c, m, F]
+    weights: PositionWeights,
+    has_frequencies: bool,
+) -> Tensor:
+    """:func:`position_term` for cells in which every query meets every key, as tiles have it: [c, m, t, w].
+
+    One product per cell, and nothing that autograd could follow: terms are added in place.
+    """
+    factors = key_factors(weights, gamma_x, has_frequencies)  # [c, t, w, F], or [w, F] for all queries
+    is_raw = weights.relative is not None and not has_frequencies
+    width = next(len(weight) for weight in weights if weight is not None)
+    term = gamma_y.new_empty(len(y), y.shape[1], x.shape[1], width)
+    if factors is None:
+        term.zero_()
+    elif factors.dim() == 2:
+        term.copy_((gamma_y @ factors.T).unsqueeze(2))
+    else:
+        torch.bmm(gamma_y, factors.flatten(1, 2).mT, out=term.flatten(2, 3))
+    if is_raw or weights.distance is not None:
+        differences = x.unsqueeze(1) - y.unsqueeze(2)  # [c, m, t, s]
+        if is_raw:
+            term += differences.to(term.dtype) @ weights.relative.T
+        if weights.distance is not None:
+            term.addcmul_(length(differences).unsqueeze(-1).to(term.dtype), weights.distance[:, 0])
     return term
 
 

@@ -7,7 +7,7 @@ there are few of them; otherwise the bilinear form of first_layer.py. The gradie
 import torch
 from torch import Tensor
 
-from ..first_layer import PositionWeights, key_factors, length, position_term
+from ..first_layer import PositionWeights, key_factors, length, position_tile
 from ..positions import find_tables
 from .cells import Cells, Place
 from .pair_inputs import POSITIONS, PairInputs
@@ -29,11 +29,11 @@ class PositionBias:
         if index is not None and len(index) and bool((index[:, 1] > 0).all()):
             w_y, w_relative, w_distance = inputs.position_weights
             if w_relative is None:
-                self.table = w_distance * tables[:, -1]  # [w, rows]
+                self.table = tables[:, -1:] @ w_distance.T  # [rows, w]
             elif w_distance is None:
-                self.table = w_relative @ tables[:, :-1].T
+                self.table = tables[:, :-1] @ w_relative.T
             else:
-                self.table = torch.cat([w_relative, w_distance], dim=1) @ tables.T
+                self.table = tables @ torch.cat([w_relative, w_distance], dim=1).T
             first, queries, keys = index.split([2, inputs.queries.shape[1], inputs.keys.shape[1]], dim=1)
             middle = first[:, :1] + first[:, 1:] // 2
             self.lattice = (queries + middle).unsqueeze(-1), keys.unsqueeze(-1)  # [sets, n, 1] each
@@ -41,48 +41,43 @@ class PositionBias:
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
     def tile(self, cells: Cells, place: Place) -> Tensor:
-        """[cells, t * w, m], with the cells of one sample if all samples have the same bias."""
+        """[cells, m, t * w], with the cells of one sample if all samples have the same bias."""
         inputs = self.inputs
-        rows, width = place.rows.stop - place.rows.start, inputs.row.shape[-1]
+        shape = cells.num_keys, place.rows.stop - place.rows.start, inputs.row.shape[-1]  # m, t, w
         if not inputs.has_position_bias:
-            bias = inputs.row.new_zeros(1, rows, width, cells.num_keys)
+            bias = inputs.row.new_zeros(1, *shape)
         elif self.table is None:
-            x, y, gamma_x, gamma_y = self._positions(cells, place)
-            keys = y.unsqueeze(1), gamma_x, gamma_y.unsqueeze(1)
-            bias = position_term(x, *keys, inputs.position_weights, inputs.has_frequencies, in_place=True)
-            bias = bias.expand(-1, rows, -1, -1).contiguous()
+            where = self._positions(cells, place)
+            bias = position_tile(*where, inputs.position_weights, inputs.has_frequencies)
         else:
             queries, keys = (cells.take_positions(t, s, place) for t, s in zip(self.lattice, _SIDES, strict=True))
-            numbers = queries - keys.mT  # [c, t, m]
-            terms = self.table.index_select(1, numbers.flatten()).view(-1, *numbers.shape).permute(1, 2, 0, 3)
-            bias = terms.new_empty(terms.shape)  # [c, t, w, m]
-            if self.key_term is None:
-                bias.copy_(terms)
-            else:
-                torch.add(terms, cells.take_positions(self.key_term, "keys", place).mT.unsqueeze(1), out=bias)
+            numbers = queries.mT - keys  # [c, m, t]
+            bias = self.table.index_select(0, numbers.flatten()).view(-1, *shape)
+            if self.key_term is not None:
+                bias += cells.take_positions(self.key_term, "keys", place).unsqueeze(2)
         if cells.pairs is None:
-            return bias.flatten(1, 2)
+            return bias.flatten(2, 3)
         count = (place.blocks.stop - place.blocks.start) * self._num_samples(cells, place)
         if len(bias) < count:  # blocks without a position term, or samples that share positions, but not the pairs
             bias = bias.repeat(count // len(bias), 1, 1, 1)
         if inputs.w_mid is None:
-            bias.masked_fill_(~self.pairs(cells, place).unsqueeze(2), HIDDEN)
-        bias[:, :, -1] = HIDDEN
-        return bias.flatten(1, 2)
+            bias.masked_fill_(~self.pairs(cells, place).unsqueeze(-1), HIDDEN)
+        bias[..., -1] = HIDDEN
+        return bias.flatten(2, 3)
 
     def pairs(self, cells: Cells, place: Place) -> Tensor:
-        """Which pairs of the blocks count: [cells, t, m], with as many cells as :meth:`tile`."""
+        """Which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
         pairs = cells.pairs[slice(0, 1) if len(cells.pairs) == 1 else place.samples, place.blocks, place.rows]
-        return pairs.expand(self._num_samples(cells, place), -1, -1, -1).flatten(0, 1)
+        return pairs.expand(self._num_samples(cells, place), -1, -1, -1).flatten(0, 1).mT
 
     def _num_samples(self, cells: Cells, place: Place) -> int:
         return 1 if cells.is_shared else place.samples.stop - place.samples.start
 
     def backward(self, cells: Cells, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
-        """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, t * w, m]."""
+        """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, m, t * w]."""
         inputs, where = self.inputs, self._positions(cells, place)
         needs_positions = "key_positions" in grads
-        grad = grad.unflatten(1, (place.rows.stop - place.rows.start, -1))
+        grad = grad.mT.unflatten(1, (place.rows.stop - place.rows.start, -1))  # [c, t, w, m]
         found = bias_gradients(grad, *where, inputs.position_weights, inputs.has_frequencies, needs_positions)
         for name, value in found.items():
             if name in POSITIONS:
@@ -154,7 +149,11 @@ def bias_gradients(
             found["key_positions"] -= grad.sum(1).mT @ w_relative
     if w_distance is not None:
         lengths = length(differences).to(grad.dtype)  # [c, t, m]
-        found["w_distance"] = (grad @ lengths.unsqueeze(-1)).sum((0, 1))
+        if grad.stride(2) == 1:  # [c, m, t, w] in memory, as one matrix
+            by_pair = grad.permute(0, 3, 1, 2).reshape(-1, grad.shape[2])
+            found["w_distance"] = by_pair.T @ lengths.mT.reshape(-1, 1)
+        else:
+            found["w_distance"] = (grad @ lengths.unsqueeze(-1)).sum((0, 1))
         if needs_positions:
             pull = torch.einsum("ctkj,k->ctj", grad, w_distance[:, 0])
             pull = torch.where(lengths > 0, pull / lengths, 0)  # the gradient of |v| at v = 0 is 0

@@ -12,7 +12,7 @@ from .cells import Cells, Place
 from .pair_inputs import HEAD_MAJOR, PairInputs, slices
 from .position_bias import HIDDEN, PositionBias
 
-# Elements of one tile of pre-activations, [groups, queries * w, keys]: 3 MB in float32, so that it stays in the cache
+# Elements of one tile of pre-activations, [groups, keys, queries * w]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
 _TILE_ELEMENTS = 13 * 2**16
 _TILE_KEYS = 512
@@ -29,14 +29,16 @@ _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 class PairTiles:
     """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample.
 
-    In the comments, a tile has t queries (``place.rows``) and m keys (``columns``) of g groups: heads times cells.
+    In the comments, a tile has t queries (``place.rows``) and m keys (``columns``) of h heads and c cells. What
+    belongs to its pairs is [h, c, m, t * w]: a row is as long as there are hidden units of all queries, which matrix
+    products fill better than rows as long as there are keys (36 of a window, 197 of an image).
     """
 
     def __init__(self, inputs: PairInputs):
         self.inputs = inputs
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         self.keys = inputs.keys.permute(2, 0, 1, 3).contiguous()  # [H, B, n_k, d_h]
-        self.row = inputs.row.permute(2, 0, 1, 3)  # [H, B, n_q, w]
+        self.row = inputs.row.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, w]
         self.measure, self.scale = inputs.omega[None, :, :, None], 1.0  # omega_j [1, B, n_k, 1]; a factor of the sum
         if bool((inputs.omega == inputs.omega[0, 0]).all()):  # no hidden unit has to be weighted by itself
             self.measure, self.scale = None, float(inputs.omega[0, 0])
@@ -53,16 +55,17 @@ class PairTiles:
         """[B, n_q, H, d_h]."""
         out = torch.zeros_like(self.queries)
         for cells, place in self._places():
-            bias = None if self.bias is None else self.bias.tile(cells, place)  # [cells, t * w, m]
+            bias = None if self.bias is None else self.bias.tile(cells, place)  # [cells, m, t * w]
             for heads, part in self._groups(place):
                 virtual, row, keys = self._operands(cells, heads, part)
                 omega = self._omega(cells, part)
-                moments = self._buffer("moments", *row.shape[:3], self.head_dim)  # A_i[k, c]: [h, c, t * w, d_h]
+                shape = *row.shape[:2], row.shape[3], self.head_dim
+                moments = self._buffer("moments", *shape)  # A_i[k, c]: [h, c, t * w, d_h]
                 own_bias = self._of(bias, place, part)
                 for chunk, columns, pre, _ in self._pre_activations(cells, virtual, row, keys, own_bias, part):
                     hidden = self._with_constant(_gelu_(pre), cells, row.shape[1], part, chunk[1], columns)
                     _weigh(hidden, omega, chunk[1], columns)
-                    _accumulate(moments[chunk], hidden, keys[chunk][:, :, columns], columns)
+                    _accumulate(moments[chunk], hidden.mT, keys[chunk][:, :, columns], columns)
                 contracted = self._by_head(moments) @ self.inputs.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
                 contracted = contracted.unflatten(1, (row.shape[1], -1))  # [h, c, t, d_h]
                 cells.add(out, "queries", heads, part, contracted)
@@ -116,11 +119,11 @@ class PairTiles:
     # The pieces of a tile
 
     def _omega(self, cells: Cells, part: Place) -> Tensor | None:
-        """omega_j [c, 1, n_k], unless it is the same for all keys."""
-        return None if self.measure is None else cells.take(self.measure, "keys", slice(None), part)[0].mT
+        """omega_j [c, n_k, 1], unless it is the same for all keys."""
+        return None if self.measure is None else cells.take(self.measure, "keys", slice(None), part)[0]
 
     def _operands(self, cells: Cells, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, t * w, 1], and u_j [h, c, n_k, d_h]."""
+        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, 1, t * w], and u_j [h, c, n_k, d_h]."""
         inputs = self.inputs
         keys = cells.take(self.keys, "keys", heads, part)
         row = cells.take(self.row, "queries", heads, part)  # [h, c, t, w]
@@ -134,16 +137,16 @@ class PairTiles:
                 constant = inputs.w_product.new_zeros(()) if inputs.w_key is None else inputs.w_key
                 torch.addcmul(constant, inputs.w_product, queries, out=virtual)
             virtual = virtual.flatten(2, 3)
-        return virtual, row.flatten(2, 3).unsqueeze(-1), keys
+        return virtual, row.flatten(2, 3).unsqueeze(2), keys
 
     def _pre_activations(
         self, cells: Cells, virtual: Tensor | None, row: Tensor, keys: Tensor, bias: Tensor | None, part: Place
     ) -> Iterator[tuple]:
         """(chunk of the group, key tile, pre-activations of the last hidden layer, of the first one if there are two).
 
-        Each tile of pre-activations, [h, c, t * w, m], is one batched product.
+        Each tile of pre-activations, [h, c, m, t * w], is one batched product.
         """
-        (num_heads, num_cells, size), num_keys = row.shape[:3], cells.num_keys
+        (num_heads, num_cells, _, size), num_keys = row.shape, cells.num_keys
         shared = num_cells if bias is None else len(bias)  # cells that come with a bias of their own
         limit = max(1, _TILE_ELEMENTS // (size * min(num_keys, _TILE_KEYS)))
         in_cells = (
@@ -154,30 +157,29 @@ class PairTiles:
         chunks = itertools.product(slices(0, num_heads, in_heads), slices(0, num_cells, in_cells))
         for chunk, columns in itertools.product(chunks, slices(0, end, _TILE_KEYS)):
             own_row, early = row[chunk], None
-            pre = self._buffer("pre", *own_row.shape[:3], columns.stop - columns.start)
+            pre = self._buffer("pre", *own_row.shape[:2], columns.stop - columns.start, size)
             if bias is None:
                 pre.copy_(own_row.expand_as(pre))
             else:
-                own = _of_cells(bias, num_cells, chunk[1])[..., columns]
+                own = _of_cells(bias, num_cells, chunk[1])[:, columns]
                 torch.add(own, _by_bias(own_row, own), out=_by_bias(pre, own))
             if virtual is not None:
-                left, right = virtual[chunk].flatten(0, 1), keys[chunk][:, :, columns].flatten(0, 1)
-                pre.view(-1, *pre.shape[2:]).baddbmm_(left, right.mT)
+                _store(pre, keys[chunk][:, :, columns], virtual[chunk].mT, beta=1)
             if self.inputs.w_mid is not None:  # W_mid h + b_mid
-                early, mixed = pre, self.inputs.w_mid @ gelu(pre).unflatten(2, (-1, self.width))  # [h, c, t, w, m]
-                pre = mixed.add_(self.inputs.b_mid[:, None]).flatten(2, 3)
+                early, mixed = pre, gelu(pre).unflatten(3, (-1, self.width)) @ self.inputs.w_mid.T  # [h, c, m, t, w]
+                pre = mixed.add_(self.inputs.b_mid).flatten(3, 4)
             self._hide(pre, cells, num_cells, part, chunk[1], columns)
             yield chunk, columns, pre, early
 
     def _hide(self, pre: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice) -> None:
         """Takes out pairs that do not count, where the bias has not done it."""
-        by_query = pre.unflatten(2, (-1, self.width))  # [h, c, t, w, m]
+        by_query = pre.unflatten(3, (-1, self.width))  # [h, c, m, t, w]
         if self.offset is not None and columns.stop - 1 > part.rows.start + self.offset:
             query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (part.rows, columns))
-            by_query.masked_fill_((key > query[:, None] + self.offset)[:, None], HIDDEN)
+            by_query.masked_fill_((key[:, None] > query + self.offset).unsqueeze(-1), HIDDEN)
         if cells.pairs is not None and self.inputs.w_mid is not None:
             pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
-            _by_bias(by_query, pairs).masked_fill_(~pairs[:, :, None, columns], HIDDEN)
+            _by_bias(by_query, pairs).masked_fill_(~pairs[:, columns].unsqueeze(-1), HIDDEN)
 
     def _with_constant(
         self, hidden: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice
@@ -185,7 +187,7 @@ class PairTiles:
         """Puts 1 into the last hidden unit of blocks where a pair counts, 0 elsewhere."""
         if cells.pairs is not None:
             pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
-            _by_bias(hidden.unflatten(2, (-1, self.width)), pairs)[..., -1, :] = pairs[..., columns]
+            _by_bias(hidden.unflatten(3, (-1, self.width)), pairs)[..., -1] = pairs[:, columns]
         return hidden
 
     def _by_head(self, moments: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ class PairTiles:
         """Gradients of the named arguments, and perhaps of others, in their layout."""
         if "measure" in names:
             self.measure, self.scale = self.inputs.omega[None, :, :, None], 1.0
-        upstream = grad_out.permute(2, 0, 1, 3) * self.scale  # [H, B, n_q, d_h]
+        upstream = (grad_out.permute(2, 0, 1, 3) * self.scale).contiguous()  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         grads |= {name: self.keys.new_zeros(getattr(self, name).shape) for name in HEAD_MAJOR}
         for cells, place in self._places():
@@ -219,41 +221,43 @@ class PairTiles:
         by_head = upstream.flatten(1, 2)  # [h, c * t, d_h]
         grad_moments = self._buffer("grad_moments", *by_head.shape[:2], self.inputs.w2.shape[1])
         torch.bmm(by_head, self.inputs.w2[heads].mT, out=grad_moments)
-        grad_moments = grad_moments.view(*row.shape[:3], self.head_dim)  # dA [h, c, t * w, d_h]
+        grad_moments = grad_moments.view(*row.shape[:2], row.shape[3], self.head_dim)  # dA [h, c, t * w, d_h]
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
-        grad_row = self._buffer("grad_row", *row.shape[:3])  # dq
+        grad_row = self._buffer("grad_row", *row.shape)  # dq
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
         grad_keys = self._buffer("grad_keys", *keys.shape)  # as keys and as values
         grad_keys[:, :, self._end(cells, part) :] = 0
-        grad_measure = torch.zeros_like(omega) if "measure" in grads else None  # [c, 1, n_k]
+        grad_measure = torch.zeros_like(omega) if "measure" in grads else None  # [c, n_k, 1]
         for chunk, columns, pre, early in self._pre_activations(cells, virtual, row, keys, bias, part):
             value, outer = keys[chunk][:, :, columns], grad_moments[chunk]
-            grad = self._buffer("grad", *pre.shape)  # dL/dh / omega, then dL/dpre in place: [h, c, t * w, m]
-            torch.bmm(outer.flatten(0, 1), value.flatten(0, 1).mT, out=grad.view(-1, *grad.shape[2:]))
+            grad = self._buffer("grad", *pre.shape)  # dL/dh / omega, then dL/dpre in place: [h, c, m, t * w]
+            _store(grad, value, outer.mT)
             hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
             hidden = self._with_constant(hidden, cells, row.shape[1], part, chunk[1], columns)
             if grad_measure is not None:
-                grad_measure[chunk[1], 0, columns] += (hidden * grad).sum((0, 2))
+                grad_measure[chunk[1], columns, 0] += (hidden * grad).sum((0, 3))
             _weigh(hidden, omega, chunk[1], columns)
-            _accumulate(moments[chunk], hidden, value, columns)
+            _accumulate(moments[chunk], hidden.mT, value, columns)
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
             _weigh(grad, omega, chunk[1], columns)
             if early is not None:
                 grad = self._mix_backward(grad, early, grads)
-            grad_row[chunk] = grad.sum(-1) if columns.start == 0 else grad_row[chunk] + grad.sum(-1)
+            sums = grad.sum(2, keepdim=True)
+            grad_row[chunk] = sums if columns.start == 0 else grad_row[chunk] + sums
             total = grad_keys[chunk][:, :, columns]
-            _store(total, hidden.mT, outer)
+            _store(total, hidden, outer)
             if virtual is not None:
-                _accumulate(grad_virtual[chunk], grad, value, columns)
-                _store(total, grad.mT, virtual[chunk], beta=1)
+                _accumulate(grad_virtual[chunk], grad.mT, value, columns)
+                _store(total, grad, virtual[chunk], beta=1)
             if grad_bias is not None:
-                own = _of_cells(grad_bias, row.shape[1], chunk[1])[..., columns]
-                own += _by_bias(grad, own).sum((0, 1))
+                own = _of_cells(grad_bias, row.shape[1], chunk[1])[:, columns]
+                for one in _by_bias(grad, own).flatten(0, 1):  # one head of one sample after the other: no temporary
+                    own += one
         grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
         cells.add(grads["row"], "queries", heads, part, grad_row.view(*upstream.shape[:3], -1))
         cells.add(grads["keys"], "keys", heads, part, grad_keys)
         if grad_measure is not None:
-            cells.add(grads["measure"][None, :, :, None], "keys", slice(None), part, grad_measure.mT[None])
+            cells.add(grads["measure"][None, :, :, None], "keys", slice(None), part, grad_measure[None])
         if virtual is not None:
             self._virtual_backward(cells, heads, part, grad_virtual.unflatten(2, (-1, self.width)), grads)
 
@@ -272,10 +276,10 @@ class PairTiles:
 
     def _mix_backward(self, grad: Tensor, early: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
-        grad = grad.unflatten(2, (-1, self.width))  # [h, c, t, w, m]
-        grads["b_mid"] += grad.sum((0, 1, 2, 4))
-        grads["w_mid"] += torch.einsum("hctkj,hctlj->kl", grad, gelu(early).unflatten(2, (-1, self.width)))
-        grad = (self.inputs.w_mid.T @ grad).flatten(2, 3)
+        hidden, grad = (tensor.view(-1, self.width) for tensor in (gelu(early), grad))  # [pairs, w]
+        grads["b_mid"] += grad.sum(0)
+        grads["w_mid"] += grad.T @ hidden
+        grad = (grad @ self.inputs.w_mid).view(early.shape)
         return _gelu_backward(grad, early, approximate="none", grad_input=grad)
 
 
@@ -290,9 +294,9 @@ def _store(total: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
 
 
 def _weigh(hidden: Tensor, omega: Tensor | None, cells: slice, columns: slice) -> None:
-    """Multiplies [h, c, t * w, m] by the measure of the keys, in place."""
+    """Multiplies [h, c, m, t * w] by the measure of the keys, in place."""
     if omega is not None:
-        hidden.mul_(omega[cells, :, columns])
+        hidden.mul_(omega[cells, columns])
 
 
 def _even(count: int, most: int) -> int:
