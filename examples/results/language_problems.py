@@ -58,8 +58,8 @@ class Language(Problem):
 
     folder: Path = Path("data/gutenberg")
     length: int = 128
-    validated: int = 512  # blocks of validation, spread over all of it
-    tested: int | None = 4096  # most blocks of the test, spread over all of it
+    validated: int = 256  # blocks of validation, spread over all of it
+    tested: int | None = 2048  # most blocks of the test, spread over all of it
 
     def batch(self, seed: int, step: int) -> Batch:
         stream, generator = corpus(self.folder, "train"), seeded(TRAIN, seed, step)
@@ -117,21 +117,23 @@ MODELS = {
 }
 
 
-#: Corpus -> its title.
-CORPORA = {"gutenberg": "Gutenberg", "wikitext2": "WikiText-2"}
-STEPS, TUNING_STEPS = 1000, 250
-
-
 def problems(data: Path) -> dict[str, Language]:
-    """By name, two for each corpus: one finds learning rates in a quarter of the steps, the other takes them.
-
-    ``data`` is the folder of the data sets.
-    """
-    settings = {"batch_size": 8, "weight_decay": 0.01, "shared": SETTINGS, "contestants": MODELS}
-    settings |= {"metric": "bits per byte", "is_error": True, "rates": (1e-3, 3e-3, 1e-2)}
-    found = {}
-    for name, title in CORPORA.items():
-        tuning, given = f"{name}-rates", settings | {"folder": data / name}
-        found[name] = Language(name, title, steps=STEPS, tuned_on=tuning, curve=20, **given)
-        found[tuning] = Language(tuning, f"{title}, rates", steps=TUNING_STEPS, curve=5, **given)
-    return found
+    """By name. ``data`` is the folder of the data sets."""
+    return {
+        name: Language(
+            name,
+            title,
+            "bits per byte",
+            is_error=True,
+            steps=1000,
+            tuning_steps=250,
+            batch_size=8,
+            weight_decay=0.01,
+            shared=SETTINGS,
+            contestants=MODELS,
+            rates=(1e-3, 3e-3, 1e-2),
+            curve=10,
+            folder=data / name,
+        )
+        for name, title in (("gutenberg", "Gutenberg"), ("wikitext2", "WikiText-2"))
+    }

@@ -71,7 +71,8 @@ def section(problem: Problem, logs: list[dict], script: str) -> list[str]:
         return []
     seconds = sum(log["cpu_seconds"] for log in own)
     text = f"{problem.metric[0].upper()}{problem.metric[1:]}, {'less' if problem.is_error else 'more'} is better; "
-    text += f"{own[0]['steps']:,} steps of {own[0]['batch_size']} samples, {seconds / 60:.0f} minutes of CPU in all. "
+    steps = f"{problem.steps:,} steps" + (f" ({problem.tuning_steps:,} to find rates)" if problem.tuning_steps else "")
+    text += f"{steps} of {problem.batch_size} samples, {seconds / 60:.0f} minutes of CPU in all. "
     text += f"`python examples/results/{script}.py --only {problem.name}`"
     lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
     if problem.tuned_on:

@@ -3,8 +3,9 @@
 A trial is one model, trained once with one learning rate and seed, and its log.
 
 The learning rate of a model is the best of those of its problem by the validation score at the end of training, at one
-seed; while the best is the lowest or the highest that was tried, the next one on LADDER is tried too. Test data are
-read after training by trials with that rate and other seeds, and by no others.
+seed, in as many steps as the problem has for it; while the best is the lowest or the highest that was tried, the next
+one on LADDER is tried too. Test data are read after training by trials with that rate and other seeds, and by no
+others.
 """
 
 import json
@@ -54,7 +55,8 @@ class Problem:
     contestants: dict[str, Contestant]
     rates: tuple[float, ...]  # learning rates that every model tries, neighbours on LADDER
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
-    curve: int = 8  # validation scores in the course of a trial
+    tuning_steps: int | None = None  # of the trials that find its learning rates, if other than `steps`
+    curve: int = 8  # validation scores in the course of a trial of `steps`
 
     def config(self, model: str) -> ITNetConfig:
         return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
@@ -86,6 +88,10 @@ class Trial:
         return self.seed == TUNING_SEED
 
     @property
+    def steps(self) -> int:
+        return (self.is_tuning and self.problem.tuning_steps) or self.problem.steps
+
+    @property
     def name(self) -> str:
         end = f"rate-{self.rate:g}" if self.is_tuning else f"seed-{self.seed}"
         return f"{self.problem.name}.{self.model}.{end}"
@@ -96,7 +102,7 @@ class Trial:
         if not path.is_file():
             return None
         log = json.loads(path.read_text(encoding="utf-8"))
-        for name, wanted in (("steps", self.problem.steps), ("learning_rate", self.rate)):
+        for name, wanted in (("steps", self.steps), ("learning_rate", self.rate)):
             if log[name] != wanted:
                 raise ValueError(
                     f"{path} has `{name}` {log[name]:g}, not {wanted:g}: delete it, or name another --logs"
@@ -108,7 +114,7 @@ class Trial:
         torch.manual_seed(self.seed)
         model, problem = self.problem.build(self.model), self.problem
         start = time.process_time()
-        curve, seconds, spent = train(model, problem, self.rate, self.seed)
+        curve, seconds, spent = train(model, problem, self.steps, self.rate, self.seed)
         tests = problem.tests() if not self.is_tuning else {}
         log = {
             "problem": problem.name,
@@ -118,7 +124,7 @@ class Trial:
             "seed": self.seed,
             "learning_rate": self.rate,
             "weight_decay": problem.weight_decay,
-            "steps": problem.steps,
+            "steps": self.steps,
             "batch_size": problem.batch_size,
             "metric": problem.metric,
             **problem.facts(self.model),
@@ -136,15 +142,18 @@ class Trial:
         return log
 
 
-def train(model: nn.Module, problem: Problem, rate: float, seed: int) -> tuple[list[list], list[float], float]:
+def train(
+    model: nn.Module, problem: Problem, steps: int, rate: float, seed: int
+) -> tuple[list[list], list[float], float]:
     """AdamW with a warm-up and a cosine: the validation curve, the CPU seconds of the steps up to each of its scores,
     and of all steps."""
     optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
-    warm_up = round(WARM_UP * problem.steps)
-    schedule = get_cosine_schedule_with_warmup(optimizer, warm_up, problem.steps)
-    marks = {math.ceil(problem.steps * (part + 1) / problem.curve) for part in range(problem.curve)}
+    warm_up = round(WARM_UP * steps)
+    schedule = get_cosine_schedule_with_warmup(optimizer, warm_up, steps)
+    count = math.ceil(problem.curve * steps / problem.steps)
+    marks = {math.ceil(steps * (part + 1) / count) for part in range(count)}
     curve, seconds, spent = [], [], 0.0
-    for step in range(1, problem.steps + 1):
+    for step in range(1, steps + 1):
         start = time.process_time()
         model.train()
         optimizer.zero_grad()
