@@ -11,12 +11,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from configuration_itnet import ITNetConfig
 from itnet_kernels import Coordinates
+from itnet_kernels.transforms import may_look_at
 
 from .domain import Domain
 from .operator import ITNetOperator
 
 if TYPE_CHECKING:
     from .generation.cache import ITNetCacheLayer
+
+# Hidden units of a feed-forward layer that a CPU computes at a time where no gradient is wanted: 16 MB in float32.
+_HIDDEN_ELEMENTS = 2**22
 
 
 class ITNetDropPath(nn.Module):
@@ -43,6 +47,7 @@ class ITNetFeedForward(nn.Module):
 
     def __init__(self, config: ITNetConfig):
         super().__init__()
+        self.width = config.intermediate_size
         self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -50,6 +55,11 @@ class ITNetFeedForward(nn.Module):
         self.expand.initialization, self.contract.initialization = "xavier", "xavier_output"
 
     def forward(self, features: Tensor) -> Tensor:
+        size = max(1, _HIDDEN_ELEMENTS // self.width)
+        if not torch.is_grad_enabled() and may_look_at(features) and features[..., 0].numel() > size:
+            # Nothing is kept for a gradient: a few positions at a time, whose hidden units stay in the cache.
+            parts = features.flatten(0, -2).split(size)
+            return torch.cat([self.forward(part) for part in parts]).view(features.shape)
         return self.contract(self.dropout(self.activation(self.expand(features))))
 
 

@@ -103,7 +103,8 @@ def rotate(relative: Tensor, features: Tensor) -> Tensor:
     """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): W_rel [w, 2L], gamma(x_i) [..., 2L] -> [..., w, 2L]."""
     sine, cosine = features.unsqueeze(-2).chunk(2, dim=-1)  # [..., 1, L]
     w_sine, w_cosine = relative.chunk(2, dim=-1)  # [w, L]
-    return torch.cat([w_cosine * sine - w_sine * cosine, w_sine * sine + w_cosine * cosine], dim=-1)
+    top = (w_cosine * sine).addcmul(w_sine, cosine, value=-1)
+    return torch.cat([top, (w_sine * sine).addcmul(w_cosine, cosine)], dim=-1)
 
 
 def length(differences: Tensor) -> Tensor:

@@ -57,6 +57,22 @@ class TestEquation:
         assert [module.eps for module in norms] == [0.5] * 5
 
 
+def test_feed_forward_in_pieces(tiny_config, shake, monkeypatch):
+    """Without gradients, a few positions are computed at a time; where values cannot be looked at, all of them."""
+    layer, (hidden_states, _) = make_layer(tiny_config, shake, hidden_dropout_prob=0.0)
+    module = layer.feed_forward.eval()
+    monkeypatch.setattr("modeling_itnet.layers._HIDDEN_ELEMENTS", 7 * module.width)
+    lengths = []
+    module.expand.register_forward_hook(lambda _, inputs, out: lengths.append(out[..., 0].numel()))
+    whole = module(hidden_states)
+    with torch.no_grad():
+        pieces = module(hidden_states)
+        traced = torch.vmap(module)(hidden_states)
+    assert lengths == [30, 7, 7, 7, 7, 2, 5]
+    torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(traced, whole, rtol=1e-12, atol=1e-12)
+
+
 @pytest.fixture
 def dropout_calls(monkeypatch):
     """Calls of torch's dropout that do something: (shape, rate), in order."""

@@ -78,6 +78,8 @@ class PairTiles:
         for cells in Cells.all(self.inputs):
             per_query = self.width * min(cells.num_keys, _TILE_KEYS)
             size = min(_TILE_ELEMENTS // per_query, _BIAS_ELEMENTS // (self.width * cells.num_keys))
+            if cells.num_queries <= 1.5 * size:  # no second tile with a few queries
+                size = cells.num_queries
             per_cell = min(max(size, 1), cells.num_queries) * self.width * cells.num_keys
             in_blocks = _even(cells.num_blocks, _TILE_ELEMENTS // (2 * per_cell))
             in_batch = self.batch
@@ -227,6 +229,7 @@ class PairTiles:
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
         grad_keys = self._buffer("grad_keys", *keys.shape)  # as keys and as values
         grad_keys[:, :, self._end(cells, part) :] = 0
+        is_by_keys = self._is_by_keys(cells, part)
         grad_measure = torch.zeros_like(omega) if "measure" in grads else None  # [c, n_k, 1]
         for chunk, columns, pre, early in self._pre_activations(cells, virtual, row, keys, bias, part):
             value, outer = keys[chunk][:, :, columns], grad_moments[chunk]
@@ -237,15 +240,19 @@ class PairTiles:
             if grad_measure is not None:
                 grad_measure[chunk[1], columns, 0] += (hidden * grad).sum((0, 3))
             _weigh(hidden, omega, chunk[1], columns)
-            _accumulate(moments[chunk], hidden.mT, value, columns)
+            total = grad_keys[chunk][:, :, columns]
+            if is_by_keys:
+                own_heads = slice(heads.start + chunk[0].start, heads.start + chunk[0].stop)
+                self._value_backward(hidden, upstream[chunk], value, own_heads, total, grads["w2"])
+            else:
+                _accumulate(moments[chunk], hidden.mT, value, columns)
+                _store(total, hidden, outer)
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
             _weigh(grad, omega, chunk[1], columns)
             if early is not None:
                 grad = self._mix_backward(grad, early, grads)
             sums = grad.sum(2, keepdim=True)
             grad_row[chunk] = sums if columns.start == 0 else grad_row[chunk] + sums
-            total = grad_keys[chunk][:, :, columns]
-            _store(total, hidden, outer)
             if virtual is not None:
                 _accumulate(grad_virtual[chunk], grad.mT, value, columns)
                 _store(total, grad, virtual[chunk], beta=1)
@@ -253,7 +260,8 @@ class PairTiles:
                 own = _of_cells(grad_bias, row.shape[1], chunk[1])[:, columns]
                 for one in _by_bias(grad, own).flatten(0, 1):  # one head of one sample after the other: no temporary
                     own += one
-        grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
+        if not is_by_keys:
+            grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
         cells.add(grads["row"], "queries", heads, part, grad_row.view(*upstream.shape[:3], -1))
         cells.add(grads["keys"], "keys", heads, part, grad_keys)
         if grad_measure is not None:
@@ -261,18 +269,40 @@ class PairTiles:
         if virtual is not None:
             self._virtual_backward(cells, heads, part, grad_virtual.unflatten(2, (-1, self.width)), grads)
 
+    def _is_by_keys(self, cells: Cells, part: Place) -> bool:
+        """Whether :meth:`_value_backward` is faster: it saves a product over the pairs, t m w d_h multiply-adds, and
+        has 2 m w d_h^2 for keys in place of t w d_h^2 for queries; it needs half as much again to be worth it."""
+        queries = part.rows.stop - part.rows.start
+        return cells.pairs is None and queries * (cells.num_keys + self.head_dim) > 3 * cells.num_keys * self.head_dim
+
+    def _value_backward(self, hidden: Tensor, upstream: Tensor, value: Tensor, heads: slice, total, grad_w2) -> None:
+        """The gradients of W2 and of the keys as values, through V_j[k, a] = omega_j sum_i h_ij[k] g_i[a].
+
+        Both are sums over the keys alone then, so that neither A nor h dA is a sum over the pairs. ``total`` [h, c, m,
+        d_h] is overwritten, and ``grad_w2`` of all heads added to.
+        """
+        hidden = hidden.unflatten(3, (-1, self.width)).mT  # [h, c, m, w, t]
+        received = self._buffer("received", *hidden.shape[:4], self.head_dim)  # V
+        for cell in itertools.product(*map(range, hidden.shape[:2])):
+            torch.bmm(hidden[cell], upstream[cell].expand(hidden.shape[2], -1, -1), out=received[cell])
+        w2 = self.inputs.w2[heads].unflatten(1, (self.width, -1)).mT.flatten(1, 2)  # [h, w * d_h, d_h], rows (k, a)
+        _store(total, received.flatten(3), w2.unsqueeze(1).expand(-1, hidden.shape[1], -1, -1))
+        for own, values, sums in zip(grad_w2[heads], value, received, strict=True):
+            by_unit = sums.flatten(0, 1).transpose(0, 1)  # [w, c * m, d_h]
+            own.unflatten(0, (self.width, -1)).baddbmm_(values.flatten(0, 1).T.expand(self.width, -1, -1), by_unit)
+
     def _virtual_backward(self, cells, heads, part, grad_virtual: Tensor, grads: dict[str, Tensor]) -> None:
-        """dL/dQ_i[k] [h, c, t, w, d_h] to the query features, W_uy and W_had."""
+        """dL/dQ_i[k] [h, c, t, w, d_h], which is overwritten, to the query features, W_uy and W_had."""
         inputs = self.inputs
         if inputs.w_key is not None:
             grads["w_key"] += grad_virtual.sum((0, 1, 2))
         if inputs.w_product is not None:
             # Not einsum: it would make a batch of d_h matrix-vector products of these.
             queries = cells.take(self.queries, "queries", heads, part).unsqueeze(-2)
-            product = self._buffer("product", *grad_virtual.shape)
+            product = self._buffer("moments", *grad_virtual.shape)  # A is not needed any more
             grad_queries = torch.mul(grad_virtual, inputs.w_product, out=product).sum(-2)
             cells.add(grads["queries"], "queries", heads, part, grad_queries)
-            grads["w_product"] += torch.mul(grad_virtual, queries, out=product).sum((0, 1, 2))
+            grads["w_product"] += grad_virtual.mul_(queries).sum((0, 1, 2))
 
     def _mix_backward(self, grad: Tensor, early: Tensor, grads: dict[str, Tensor]) -> Tensor:
         """Through W_mid GELU(early) + b_mid: dL/d(second pre-activation) -> dL/d(first)."""
