@@ -204,8 +204,10 @@ IMAGE_SETTINGS = {
     **NO_DROPOUT,
 }
 IMAGE_MODELS = {
-    "exact": Contestant("ITNet, exact", ITNetForImageClassification, {"integration_mode": "exact"}),
-    "near_far": Contestant("ITNet, near and far", ITNetForImageClassification, {**NEAR_FAR, "near_size": 25}),
+    "exact": Contestant("ITNet, exact, w = 8", ITNetForImageClassification, {"integration_mode": "exact"}),
+    "near_far": Contestant(  # its far field is the kernel of the low-rank model: they differ by the near field alone
+        "ITNet, near and far, w = 8", ITNetForImageClassification, {"integration_mode": "near_far", "near_size": 9}
+    ),
     "low_rank": Contestant("ITNet, low rank", ITNetForImageClassification, {"integration_mode": "low_rank"}),
     "mlp": Contestant("MLP on pixels", PixelMLP),
 }
@@ -244,7 +246,7 @@ def problems(data: Path) -> dict[str, Problem]:
             "CIFAR-10, patches of 4 × 4",
             "accuracy",
             is_error=False,
-            steps=1600,
+            steps=1200,
             batch_size=32,
             weight_decay=0.05,
             shared=IMAGE_SETTINGS,
