@@ -28,7 +28,6 @@ PLACEHOLDER = re.compile(r"^\[?[A-Z]{3,}\]?$")
 SHORTER = {
     "examples/quickstart.py": ["--max_steps", "1", "--output_dir", "quickstart"],
     "examples/generate_text.py": ["--steps", "1", "--output_dir", "language"],
-    "examples/results/cache_sizes.py": ["--lengths", "16", "--width", "64", "--layers", "1"],
     "examples/results/table.py": ["--check"],
     "examples/integration_modes.py": [
         *("--model", "exact", "--output_dir", "modes", "--ranks", "1", "--samples", "4"),
