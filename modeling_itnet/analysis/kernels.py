@@ -42,18 +42,20 @@ class LayerKernels:
         is_shared = bool((positions == positions[:1]).all())
         self.positions = positions[:1] if is_shared else positions  # [1 or B, n, s]
         measure = domain.measure.to(position_dtype(domain.measure.device))
-        self.measure = measure / measure.sum(1, keepdim=True)  # omega [B, n]
+        total = measure.sum(1, keepdim=True)  # 1, or the number of tokens where there is a cache
+        self.measure = measure / total  # omega [B, n]
         self.weights: KernelWeights = operator.kernel(domain.frequencies)
         self.is_causal = operator.is_causal
         is_near = requested_mode(operator.config) == "near_far"
         self.near = domain.near(operator.config) if is_near else None
+        self.near_scale = None if self.near is None else self.near.scale * total
 
     @cached_property
     def pair_measure(self) -> Tensor:
         """omega_ij [B, n, n]."""
         if self.near is None:
             return pair_measure(self.measure, self.measure.shape[1], self.is_causal)
-        weights = self.near.scale.to(self.measure.dtype).unsqueeze(2) * self.measure.unsqueeze(1)
+        weights = self.near_scale.unsqueeze(2) * self.measure.unsqueeze(1)
         return weights * self.near.pairs(self.measure.shape[1])
 
     @cached_property
