@@ -55,6 +55,7 @@ class Problem:
     rates: tuple[float, ...]  # learning rates that every model tries, neighbours on LADDER
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
     curve: int = 8  # validation scores in the course of a trial
+    enough: float | None = None  # a validation score at which training ends before all steps
 
     def config(self, model: str) -> ITNetConfig:
         return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
@@ -65,6 +66,11 @@ class Problem:
     def facts(self, model: str) -> dict:
         """What logs say of a model beside what they say of every model."""
         return {}
+
+    def is_enough(self, score: float | None) -> bool:
+        if score is None or self.enough is None:
+            return False
+        return score <= self.enough if self.is_error else score >= self.enough
 
     def better(self, scores: dict[float, float | None]) -> float:
         """The learning rate of the best score. A run that diverged has none."""
@@ -159,6 +165,8 @@ def train(model: nn.Module, problem: Problem, rate: float, seed: int) -> tuple[l
         if step in marks:
             curve.append([step, evaluate(model, problem, problem.validation())])
             seconds.append(round(spent, 2))
+            if problem.is_enough(curve[-1][1]):
+                break
     return curve, seconds, spent
 
 
