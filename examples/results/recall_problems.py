@@ -163,7 +163,16 @@ def problems(data=None) -> dict[str, Recall]:
 
     def recall(name: str, title: str, vocabulary: int, **own) -> Recall:
         shared = {**SETTINGS, "vocab_size": vocabulary}
-        settings = {"steps": 2000, "batch_size": 32, "weight_decay": 0.01, "rates": (1e-3, 3e-3, 1e-2), **own}
+        settings = {
+            "steps": 2500,
+            "batch_size": 32,
+            "weight_decay": 0.01,
+            "rates": (1e-3, 3e-3),
+            "curve": 10,
+            "enough": 0.995,
+            **own,
+        }
+        settings |= {"curve": 10, "enough": 0.995}
         return Recall(name, title, "accuracy", is_error=False, shared=shared, contestants=MODELS, **settings)
 
     found = (
@@ -172,10 +181,10 @@ def problems(data=None) -> dict[str, Recall]:
             "Multi-query associative recall",
             33,
             task=partial(associative_recall, keys=16),
-            train_sizes=({"length": 16, "pairs": 2}, {"length": 32, "pairs": 4}, {"length": 64, "pairs": 8}),
+            train_sizes=tuple({"length": 64, "pairs": pairs} for pairs in (4, 8, 16)),
             test_sizes=(
-                *({"length": length, "pairs": 4} for length in (32, 64, 128)),
-                *({"length": 64, "pairs": pairs} for pairs in (2, 8, 16)),
+                *({"length": length, "pairs": 8} for length in (32, 64, 128)),
+                *({"length": 64, "pairs": pairs} for pairs in (4, 16)),
             ),
         ),
         recall(
@@ -183,7 +192,7 @@ def problems(data=None) -> dict[str, Recall]:
             "Induction",
             16,
             task=partial(induction, symbols=16),
-            train_sizes=({"length": 32}, {"length": 64}),
+            train_sizes=({"length": 64},),
             test_sizes=tuple({"length": length} for length in (32, 64, 128)),
         ),
         recall(
@@ -202,7 +211,7 @@ def problems(data=None) -> dict[str, Recall]:
             "Copying by an offset that a token names",
             32,
             task=partial(offset_copying, symbols=16, offsets=16),
-            train_sizes=({"length": 32}, {"length": 64}),
+            train_sizes=({"length": 64},),
             test_sizes=tuple({"length": length} for length in (32, 64, 128)),
         ),
     )

@@ -1,7 +1,7 @@
 """Tasks of recall for causal language models, drawn from a generator: tokens, and the answers among them.
 
-Each function returns `input_ids` and `labels` [B, n]. A label is the token at its own place, as language models take
-them, and -100 where nothing is asked. Every label follows from the tokens before it; the functions say how.
+Each function returns `input_ids` and `labels` [B, n]. A label is what belongs at its own place, to be predicted from
+the tokens before it, and -100 where nothing is asked. It follows from these tokens; the functions say how.
 """
 
 import torch
@@ -17,29 +17,25 @@ def _distinct(count: int, chosen: int, total: int, generator: Generator) -> Tens
     return torch.rand(count, total, generator=generator).argsort(1)[:, :chosen]
 
 
-def associative_recall(count: int, generator: Generator, *, length: int, pairs: int, keys: int = 32) -> Batch:
+def associative_recall(count: int, generator: Generator, *, length: int, pairs: int, keys: int = 16) -> Batch:
     """Multi-query associative recall (Arora et al. 2023, https://arxiv.org/abs/2312.04927).
 
-    ``pairs`` different keys, each with a value behind it; then the same keys in another order, each with the same
-    value behind it, which is asked. Blanks fill the rest, between pairs and queries. Keys are 1..keys, values the
-    next as many tokens.
+    ``pairs`` different keys, each with a value behind it; then, to the end, keys of these at random, each with a blank
+    behind it, in whose place the value of the key is asked. Keys are 1..keys, values the next as many tokens.
     """
-    blanks = length - 4 * pairs
-    if blanks < 0 or pairs > keys:
-        raise ValueError(f"`pairs` ({pairs}) must be at most `keys` ({keys}) and `length` ({length}) / 4")
+    queries = (length - 2 * pairs) // 2
+    if queries < 1 or pairs > keys or length % 2:
+        raise ValueError(f"`pairs` ({pairs}) must be at most `keys` ({keys}) and below `length` ({length}, even) / 2")
     key = 1 + _distinct(count, pairs, keys, generator)  # [B, p]
     value = 1 + keys + torch.randint(keys, (count, pairs), generator=generator)
-    order = _distinct(count, pairs, pairs, generator)
-    units = 2 * pairs  # of two tokens each; the first half are the pairs
-    is_unit = torch.zeros(count, units + blanks, dtype=torch.bool)
-    is_unit.scatter_(1, _distinct(count, units, units + blanks, generator), True)
-    lengths = 1 + is_unit.long()
-    starts = (lengths.cumsum(1) - lengths)[is_unit].view(count, units)  # in order
-    ids = torch.full((count, length), BLANK)
-    ids.scatter_(1, starts, torch.cat([key, key.gather(1, order)], dim=1))
-    ids.scatter_(1, starts + 1, torch.cat([value, value.gather(1, order)], dim=1))
-    asked = torch.zeros(count, length, dtype=torch.bool).scatter_(1, starts[:, pairs:] + 1, True)
-    return {"input_ids": ids, "labels": ids.where(asked, NOTHING)}
+    asked = torch.randint(pairs, (count, queries), generator=generator)  # [B, q]
+    known = torch.stack([key, value], dim=2).flatten(1)
+    question = torch.stack([key.gather(1, asked), torch.full_like(asked, BLANK)], dim=2).flatten(1)
+    answer = torch.stack([torch.full_like(asked, NOTHING), value.gather(1, asked)], dim=2).flatten(1)
+    return {
+        "input_ids": torch.cat([known, question], dim=1),
+        "labels": torch.cat([torch.full_like(known, NOTHING), answer], dim=1),
+    }
 
 
 def induction(count: int, generator: Generator, *, length: int, symbols: int = 32, distance: int = 8) -> Batch:

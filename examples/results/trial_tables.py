@@ -43,7 +43,9 @@ def results(problem: Problem, logs: list[dict]) -> list[str]:
         scores = [spread([log["test"][test] for log in found]) for test in tests]
         cells = ["", "", ""]
         if found:
-            milliseconds = statistics.mean(1e3 * log["training_cpu_seconds"] / log["steps"] for log in found)
+            milliseconds = statistics.mean(
+                1e3 * log["training_cpu_seconds"] / log["validation"][-1][0] for log in found
+            )
             rates = sorted({log["learning_rate"] for log in found})
             cells = [", ".join(f"{rate:g}" for rate in rates), f"{found[0]['parameters']:,}", f"{milliseconds:.0f}"]
         table.append([contestant.label, *scores, *cells, f"{len(found)} of {len(SEEDS)}"])
@@ -71,8 +73,10 @@ def section(problem: Problem, logs: list[dict], script: str) -> list[str]:
         return []
     seconds = sum(log["cpu_seconds"] for log in own)
     text = f"{problem.metric[0].upper()}{problem.metric[1:]}, {'less' if problem.is_error else 'more'} is better; "
-    steps = f"{problem.steps:,} steps" + (f" ({problem.tuning_steps:,} to find rates)" if problem.tuning_steps else "")
-    text += f"{steps} of {problem.batch_size} samples, {seconds / 60:.0f} minutes of CPU in all. "
+    text += f"{problem.steps:,} steps" + (f" ({problem.tuning_steps:,} to find rates)" if problem.tuning_steps else "")
+    text += f" of {problem.batch_size} samples"
+    text += "" if problem.enough is None else f", or until {problem.enough:g} on validation data"
+    text += f", {seconds / 60:.0f} minutes of CPU in all. "
     text += f"`python examples/results/{script}.py --only {problem.name}`"
     lines = [f"### {problem.title}", "", text, "", *results(problem, logs), ""]
     if problem.tuned_on:

@@ -57,6 +57,7 @@ class Problem:
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
     tuning_steps: int | None = None  # of the trials that find its learning rates, if other than `steps`
     curve: int = 8  # validation scores in the course of a trial of `steps`
+    enough: float | None = None  # a validation score at which training ends before all steps
 
     def config(self, model: str) -> ITNetConfig:
         return ITNetConfig(**{**self.shared, **self.contestants[model].settings})
@@ -67,6 +68,11 @@ class Problem:
     def facts(self, model: str) -> dict:
         """What logs say of a model beside what they say of every model."""
         return {}
+
+    def is_enough(self, score: float | None) -> bool:
+        if score is None or self.enough is None:
+            return False
+        return score <= self.enough if self.is_error else score >= self.enough
 
     def better(self, scores: dict[float, float | None]) -> float:
         """The learning rate of the best score. A run that diverged has none."""
@@ -168,6 +174,8 @@ def train(
         if step in marks:
             curve.append([step, evaluate(model, problem, problem.validation())])
             seconds.append(round(spent, 2))
+            if problem.is_enough(curve[-1][1]):
+                break
     return curve, seconds, spent
 
 
