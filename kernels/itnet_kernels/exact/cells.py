@@ -15,6 +15,19 @@ class Place(NamedTuple):
     blocks: slice
     rows: slice
 
+    @property
+    def num_blocks(self) -> int:
+        return self.blocks.stop - self.blocks.start
+
+    @property
+    def num_cells(self) -> int:
+        return (self.samples.stop - self.samples.start) * self.num_blocks
+
+    @property
+    def num_queries(self) -> int:
+        """How many queries each of the cells has."""
+        return self.rows.stop - self.rows.start
+
 
 class Cells:
     """Pairs as a grid of cells, [samples, blocks]: in a cell, every query meets every key.
