@@ -24,14 +24,13 @@ from .exact.reference import reference_transform
 from .first_layer import position_row
 from .measure import over_mass, visible_sum
 from .near.blocks import Blocks, check_blocks
-from .per_head import per_head
+from .per_head import by_head
 from .positions import Coordinates
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
 
 
-@per_head
 def integral_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -72,6 +71,10 @@ def integral_transform(
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
+    if weights.has_own_hidden:
+        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "backend": backend}
+        parts = by_head(integral_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys, num_heads, head_dim = u.shape
     num_queries, dtype = queries.shape[1], torch.promote_types(queries.dtype, torch.float32)

@@ -4,14 +4,13 @@ import torch
 from torch import Tensor
 
 from ..measure import over_mass, uniform_measure, visible_sum
-from ..per_head import per_head
+from ..per_head import by_head
 from ..positions import Coordinates
 from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
 from ..weights import KernelWeights
 from .sampled import SampledPairs
 
 
-@per_head
 def monte_carlo_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -39,6 +38,10 @@ def monte_carlo_transform(
         is_causal: omega is normalised over the keys j <= i + n_k - n_q that query i sees; a hidden key that was drawn
             contributes nothing.
     """
+    if weights.has_own_hidden:
+        settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
+        parts = by_head(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
     check_indices(indices, batch, num_queries, num_keys)

@@ -12,14 +12,12 @@ which costs n M w d_h multiply-adds per head and product. Queries are processed 
 again, so that memory beyond inputs and output does not grow with n.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
 from ..first_layer import PositionWeights, position_row, position_term
-from ..per_head import join_norms, per_head
+from ..per_head import by_head
 from ..positions import Coordinates
 from ..transforms import recomputed
 from ..validation import check_indices, check_operands, check_per_pair
@@ -29,7 +27,6 @@ from ..weights import KernelWeights, split_input_weights
 _TILE_ELEMENTS = 2**22
 
 
-@per_head
 def sampled_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -52,6 +49,10 @@ def sampled_transform(
         indices: keys of each query, ``[B, n_q, M]``, in [0, n). The same key may come twice.
         coefficients: c_im ``[B, n_q, M]``, of either sign; 0 for an entry that does not count.
     """
+    if weights.has_own_hidden:
+        settings = {"indices": indices, "coefficients": coefficients}
+        parts = by_head(sampled_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
     check_per_pair("coefficients", coefficients, indices)
@@ -60,7 +61,6 @@ def sampled_transform(
     return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
 
 
-@partial(per_head, join=join_norms)
 @torch.no_grad()
 def integrand_norms(
     u: Tensor,
@@ -76,6 +76,9 @@ def integrand_norms(
     Arguments as in :func:`sampled_transform`; returns ``[B, n_q, M]``. A norm needs every K_ij u_j by itself, hence
     d_h times the work per pair of the reassociated sum: ask for few queries.
     """
+    if weights.has_own_hidden:
+        parts = by_head(integrand_norms, u, positions, weights, queries, query_positions, indices=indices)
+        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
     return SampledPairs(queries, u, x, y, weights).norms(indices)
