@@ -15,7 +15,7 @@ from ..encoders.signal import signal_measure
 from ..integration.factors import ITNetFactors
 from ..integration.near import find_near_keys
 from ..layers import ITNetFeedForward
-from ..modeling_itnet import INPUTS, ITNetHead, main_input_first
+from ..modeling_itnet import INPUTS, ITNetHead
 from ..operator import ITNetKernel, near_integral
 from ..outputs import SignalRegressionOutput
 from .interpolation import local_interpolation, shepard_interpolation
@@ -108,7 +108,6 @@ class ITNetForSignalRegression(ITNetHead):
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @main_input_first
     @can_return_tuple
     @auto_docstring(custom_args=INPUTS)
     def forward(
