@@ -6,9 +6,13 @@ Because the kernel MLP's last layer is linear, K_ij need never be formed. Per he
     A_i[k, c] = sum_j GELU(pre_ij[k]) omega_j u_j[c]
     out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
 
-which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is the operator ``itnet::pair_sum``
-(exact/pair_sum.py). Terms that do not depend on a pair (q, b2, the causal normalisation) are left to autograd.
-README.md derives the backward.
+which costs w d_h instead of w d_h^2 multiply-adds per pair. Terms that do not depend on a pair (q, b2, the causal
+normalisation) are left to autograd.
+
+The sum over pairs is one opaque PyTorch operator for both backends, ``itnet::pair_sum``. Compilers, autocast, sharding
+and checkpointing see a function with a shape rule and a derivative; its tiles, its data-dependent choices and its
+Triton launches stay inside. It saves its inputs only: no tensor with a pair index or a (position, k, c) index outlives
+a call. README.md derives the backward.
 """
 
 from collections.abc import Sequence
@@ -17,18 +21,23 @@ import torch
 from torch import Tensor
 
 from .backends import Backend, matmul_dtype, resolve_backend
-from .exact.pair_inputs import PairInputs
-from .exact.pair_sum import pair_sum
+from .exact.pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
 from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
+from .exact.tiled import PairTiles
 from .first_layer import position_row
 from .measure import over_mass, visible_sum
 from .near.blocks import Blocks, check_blocks
 from .per_head import by_head
 from .positions import Coordinates
-from .transforms import is_transformed
+from .transforms import is_batched, is_transformed, operator_namespace
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
+
+_NAMESPACE = operator_namespace(__name__)
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[Tensor]: "Tensor[]"}
+_SCHEMA_TYPES |= {bool: "bool", torch.dtype: "ScalarType", str: "str"}
+_ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 
 
 def integral_transform(
@@ -43,7 +52,7 @@ def integral_transform(
     blocks: Blocks | Sequence[Blocks] | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""The multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
+    r"""Applies the multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
 
         out_i^(h) = sum_j omega_j K_ij^(h) u_j^(h),     K_ij^(h) = reshape(W2^(h) GELU(W1 z_ij + b1) + b2^(h))
 
@@ -143,3 +152,93 @@ def integral_transform(
         if is_causal:
             out = over_mass(out, visible_sum(omega, num_queries))
         return out.to(queries.dtype)
+
+
+def _evaluator(backend: str) -> type:
+    """Returns the class that evaluates the sum of :class:`PairInputs`, by ``forward()`` and ``backward(...)``."""
+    if backend == "triton":
+        from .exact.triton.pairs import TritonPairs  # imports triton, which may not be installed
+
+        return TritonPairs
+    return PairTiles
+
+
+def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
+    """Returns the names of the arguments that the backward returns a gradient for, in their order."""
+
+    def wanted(name: str) -> bool:
+        if name == "measure":
+            return needs_measure
+        if name in POSITIONS:
+            return needs_positions and inputs.has_position_bias
+        return getattr(inputs, name) is not None
+
+    return [name for name in DIFFERENTIABLE if wanted(name)]
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::pair_sum", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
+def pair_sum(*arguments):
+    """Returns the sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``, of the fields of :class:`PairInputs`."""
+    inputs = PairInputs(*arguments)
+    return _evaluator(inputs.backend)(inputs).forward().contiguous()
+
+
+@pair_sum.register_fake
+def _(*arguments):
+    inputs = PairInputs(*arguments)
+    return inputs.row.new_empty(inputs.queries.shape)
+
+
+@torch.library.custom_op(
+    f"{_NAMESPACE}::pair_sum_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, bool needs_measure, bool needs_positions, {_ARGUMENTS}) -> Tensor[]",
+)
+def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
+    """Returns the gradients of the arguments that :func:`_with_gradient` names, in that order."""
+    inputs = PairInputs(*arguments)
+    names = _with_gradient(inputs, needs_measure, needs_positions)
+    grads = _evaluator(inputs.backend)(inputs).backward(grad_out, names)
+    return [grads[name].contiguous() for name in names]
+
+
+@pair_sum_backward.register_fake
+def _(grad_out, needs_measure, needs_positions, *arguments):
+    inputs = PairInputs(*arguments)
+    names = _with_gradient(inputs, needs_measure, needs_positions)
+    return [torch.empty_like(getattr(inputs, name), memory_format=torch.contiguous_format) for name in names]
+
+
+def _setup_context(ctx, inputs, output):
+    inputs = PairInputs(*inputs)
+    tensors = {name: value for name, value in inputs._asdict().items() if isinstance(value, Tensor)}
+    ctx.save_for_backward(*tensors.values())
+    ctx.names, ctx.rest = list(tensors), inputs._replace(**dict.fromkeys(tensors))
+
+
+def _backward(ctx, grad_out):
+    inputs = ctx.rest._replace(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+    needs = PairInputs(*ctx.needs_input_grad)
+    # The gradient itself will be differentiated, or is one of many.
+    if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
+        grads = _plain_gradients(inputs, [name for name in DIFFERENTIABLE if getattr(needs, name)], grad_out)
+    else:
+        flags = needs.measure, any(getattr(needs, name) for name in POSITIONS)
+        names = _with_gradient(inputs, *flags)
+        grads = dict(zip(names, pair_sum_backward(grad_out, *flags, *inputs), strict=True))
+    lists = {name: [None] * len(value) for name, value in inputs._asdict().items() if isinstance(value, (list, tuple))}
+    return tuple(lists.get(name, grads.get(name)) for name in PairInputs._fields)
+
+
+def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:
+    """Returns the gradients of the named arguments as functions that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: partial derivatives are wanted, and the arguments depend on each other (row on queries).
+        views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
+        out = plain_pair_sum(inputs._replace(**views))
+        grads = torch.autograd.grad(out, list(views.values()), grad_out, create_graph=create_graph, allow_unused=True)
+    return dict(zip(names, grads, strict=True))
+
+
+pair_sum.register_autograd(_backward, setup_context=_setup_context)

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from itnet_kernels.exact.pair_inputs import PairInputs
-from itnet_kernels.exact.pair_sum import pair_sum
 from itnet_kernels.exact.plain_pair_sum import plain_pair_sum, plain_tile
+from itnet_kernels.integral_transform import pair_sum
 
 from ..generation.step import DecodingStep
 from ..heads.causal_lm import ITNetForCausalLM
