@@ -26,7 +26,7 @@ _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def matmul_dtype(features: Tensor) -> torch.dtype:
-    """dtype of a GPU kernel's matrix operands: that of the features, or autocast's where it lowers float32."""
+    """Returns the dtype of a GPU kernel's operands: that of the features, or autocast's where it lowers float32."""
     device_type = features.device.type
     if features.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
@@ -34,7 +34,7 @@ def matmul_dtype(features: Tensor) -> torch.dtype:
 
 
 def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
-    """The backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
+    """Returns the backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
 
     "auto" is "triton" for tensors on a GPU if it can run there and "tiled" otherwise. Which one is logged once, as a
     warning where a GPU has to do without its kernels.
@@ -60,7 +60,7 @@ def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
 
 
 def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
-    """Why the Triton kernels cannot run on these tensors; None if they can."""
+    """Returns why the Triton kernels cannot run on these tensors; None if they can."""
     head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
     if not _TRITON_INSTALLED:
         return "the triton package is not installed: pip install triton"

@@ -18,7 +18,7 @@ def by_head(
     query_positions: Tensor | Coordinates | None,
     **settings,
 ) -> list[Tensor]:
-    """What ``transform``, an operator on ``u`` [B, n, H, d_h], returns for each head by itself.
+    """Returns the results of ``transform``, an operator on ``u`` [B, n, H, d_h], for each head by itself.
 
     Heads share no work then but what follows from positions alone.
     """

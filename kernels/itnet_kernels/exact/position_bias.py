@@ -41,7 +41,7 @@ class PositionBias:
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
     def tile(self, cells: Cells, place: Place) -> Tensor:
-        """[cells, m, t * w], with the cells of one sample if all samples have the same bias."""
+        """Returns [cells, m, t * w], with the cells of one sample if all samples have the same bias."""
         inputs = self.inputs
         shape = cells.num_keys, place.num_queries, inputs.row.shape[-1]  # m, t, w
         if not inputs.has_position_bias:
@@ -66,7 +66,7 @@ class PositionBias:
         return bias.flatten(2, 3)
 
     def pairs(self, cells: Cells, place: Place) -> Tensor:
-        """Which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
+        """Returns which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
         pairs = cells.pairs[slice(0, 1) if len(cells.pairs) == 1 else place.samples, place.blocks, place.rows]
         num_samples = 1 if cells.is_shared else place.samples.stop - place.samples.start
         return pairs.expand(num_samples, -1, -1, -1).flatten(0, 1).mT
@@ -85,7 +85,7 @@ class PositionBias:
                 grads[name] += value
 
     def _positions(self, cells: Cells, place: Place) -> list[Tensor]:
-        """x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
+        """Returns x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
         parts = [
             cells.take_positions(getattr(self.inputs, name), side, place)
             for name, side in zip(POSITIONS, (*_SIDES, *_SIDES), strict=True)
@@ -108,7 +108,7 @@ def bias_gradients(
     needs_positions: bool,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients of W_y, W_rel and w_d, summed over all cells, and on request of positions and features.
+    """Returns the gradients of W_y, W_rel and w_d, summed over all cells, and on request of positions and features.
 
     They go by the names of :class:`PairInputs`; those of positions and features have a row for each of the cells. The
     product of dL/dP with gamma(y) may be taken in another ``dtype``.

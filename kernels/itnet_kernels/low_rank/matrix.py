@@ -41,7 +41,7 @@ def low_rank_matrix_transform(
     positions: Tensor | Coordinates | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LowRankState]:
-    r"""The integral operator with the kernel K_ij = sum_r f_i[r] g_j[r] e^(-lambda_r (x_i - x_j)) M_r + bias, in O(n).
+    r"""Applies the operator with the kernel K_ij = sum_r f_i[r] g_j[r] e^(-lambda_r (x_i - x_j)) M_r + bias, in O(n).
 
         out_i = sum_j omega_j K_ij u_j
 
@@ -53,11 +53,8 @@ def low_rank_matrix_transform(
         f: the query factor ``[B, n_q, H, r]``; n_q may differ from n (a query domain other than the key domain).
         g: the key factor ``[B, n, H, r]``.
         matrices: M ``[H, r, d_out, d_h]``; d_out is d_h as a rule.
-        measure, is_causal, state, return_state: as in :func:`low_rank_transform`.
         bias: constant part of the kernel, ``[H, d_out, d_h]``; none if not given. It does not decay.
-        decay: rates lambda ``[H, r]``, not negative, of a causal operator; none if not given.
-        positions: x of the keys, ``[n, 1]`` or ``[B, n, 1]``, which ``decay`` needs. They must not fall; padding may
-            lie anywhere. The queries are at the last n_q of them.
+        measure, is_causal, state, decay, positions, return_state: as in :func:`low_rank_transform`.
 
     Returns:
         ``[B, n_q, H, d_out]`` in the dtype of ``u``, or a pair of it and the :class:`LowRankState`.
@@ -101,7 +98,7 @@ def sampled_low_rank_matrix_transform(
     coefficients: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """:func:`sampled_transform` with this kernel: sum_m c_im (sum_r f_i[r] g_j[r] M_r + bias) u_j, j = indices[i, m].
+    """Returns sum_m c_im (sum_r f_i[r] g_j[r] M_r + bias) u_j, j = indices[i, m], as :func:`sampled_transform` does.
 
     ``indices`` and ``coefficients`` are ``[B, n_q, M]``, the rest as in :func:`low_rank_matrix_transform`; returns
     ``[B, n_q, H, d_out]``.
@@ -127,7 +124,7 @@ def sampled_low_rank_matrix_transform(
 
 
 def _advance(state: LowRankState | None, keys: Keys, g: Tensor) -> LowRankState:
-    """The state after more keys."""
+    """Returns the state after more keys."""
     if keys.times is not None:
         g = g * keys.decay(keys.times[:, -1:] - keys.times[:, 1:])
     new = torch.einsum("bnhr,bnhc->bhrc", g, keys.values), keys.values.sum(1), keys.measure.sum(1)
@@ -142,7 +139,7 @@ def _advance(state: LowRankState | None, keys: Keys, g: Tensor) -> LowRankState:
 def _causal(
     keys: Keys, f: Tensor, g: Tensor, matrices: Tensor, state: LowRankState | None
 ) -> tuple[Tensor, Tensor, LowRankState]:
-    """As many queries as keys: their outputs and means before they are divided by the mass, and the last state."""
+    """Takes as many queries as keys; returns outputs and means that are not yet over the mass, and the last state."""
     count = f.shape[1]
     size = min(count, _BLOCK)
     f, g, values = (_in_blocks(tensor, size) for tensor in (f, g, keys.values))  # [B, k, C, H, ...]
@@ -168,7 +165,7 @@ def _causal(
 
 
 def _within_blocks(f, g, values, matrices, rates, times) -> Tensor:
-    """The sums over the keys of the query's own block, up to the query: [B, k, C, H, d_out]."""
+    """Returns the sums over the keys of the query's own block, up to the query: [B, k, C, H, d_out]."""
     batch, blocks, size, num_heads, rank = f.shape
     f, g, values = (tensor.permute(3, 0, 1, 2, 4).flatten(1, 2) for tensor in (f, g, values))  # [H, B k, C, ...]
     weight = matrices.mT.flatten(1, 2)  # [H, r d_h, d_out]
@@ -191,17 +188,17 @@ def _within_blocks(f, g, values, matrices, rates, times) -> Tensor:
 
 
 def _apply(matrices: Tensor, moments: Tensor) -> Tensor:
-    """M_r S[r]: [..., H, r, d_h] -> [..., H, r, d_out]."""
+    """Returns M_r S[r]: [..., H, r, d_h] -> [..., H, r, d_out]."""
     return torch.einsum("hrac,...hrc->...hra", matrices, moments)
 
 
 def _in_blocks(tensor: Tensor, size: int) -> Tensor:
-    """[B, n, ...] -> [B, blocks, size, ...], filled up with zeros."""
+    """Cuts [B, n, ...] into [B, blocks, size, ...], filled up with zeros."""
     return pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size)).unflatten(1, (-1, size))
 
 
 def _check_factors(u: Tensor, f: Tensor, g: Tensor, matrices: Tensor) -> int:
-    """The number of queries."""
+    """Returns the number of queries."""
     batch, num_keys, num_heads, head_dim = u.shape
     if matrices.dim() != 4 or [matrices.shape[0], matrices.shape[3]] != [num_heads, head_dim] or 0 in matrices.shape:
         raise ValueError(

@@ -31,13 +31,13 @@ class Keys(NamedTuple):
     times: Tensor | None  # x of the state and of every key, never falling, if the kernel decays: [B, n + 1]
 
     def split(self, count: int) -> "tuple[Keys, Keys]":
-        """The first ``count`` keys, and the others."""
+        """Returns the first ``count`` keys, and the others."""
         times = (None, None) if self.times is None else (self.times[:, : count + 1], self.times[:, count:])
         parts = [tensor.tensor_split([count], dim=1) for tensor in self[:2]]
         return tuple(Keys(parts[0][k], parts[1][k], self.rates, times[k]) for k in range(2))
 
     def decay(self, spans: Tensor) -> Tensor:
-        """e^(-lambda_r span): spans [...] that are not negative -> [..., H, r]."""
+        """Returns e^(-lambda_r span) [..., H, r] of spans [...] that are not negative."""
         return torch.exp(-self.rates * spans[..., None, None].to(self.rates.dtype))
 
     @property
@@ -104,7 +104,7 @@ def check_bias(bias: Tensor | None, num_heads: int, rows: int, columns: int) -> 
 
 
 def _times(positions: Tensor | Coordinates, measure: Tensor, state: LowRankState | None) -> Tensor:
-    """The coordinate along which a kernel decays, [B, n + 1]: that of the state, then that of every key.
+    """Returns the coordinate along which a kernel decays, [B, n + 1]: that of the state, then that of every key.
 
     Padding has no part in it, wherever it lies: it takes the place of the key before.
     """
@@ -127,7 +127,7 @@ def _times(positions: Tensor | Coordinates, measure: Tensor, state: LowRankState
 
 
 def running_sum(new: Tensor, before: Tensor | None = None, decays: Tensor | None = None) -> Tensor:
-    """y_i = decay_i y_(i-1) + new_i over the first positions: [B, n, ...], with y_(-1) = before [B, ...] or 0."""
+    """Returns y_i = decay_i y_(i-1) + new_i over positions, [B, n, ...], with y_(-1) = before [B, ...] or 0."""
     if decays is None:
         total = prefix_sum(new)
         return total if before is None else total + before.unsqueeze(1)
@@ -137,7 +137,7 @@ def running_sum(new: Tensor, before: Tensor | None = None, decays: Tensor | None
 
 
 def _decayed_sum(new: Tensor, decays: Tensor) -> Tensor:
-    """In sqrt(n) blocks of sqrt(n) at once, then from block to block. Decays are only multiplied, never divided by."""
+    """Sums in sqrt(n) blocks of sqrt(n) at once, then from block to block. Decays are never divided by."""
     count = new.shape[1]
     if count == 1:
         return new

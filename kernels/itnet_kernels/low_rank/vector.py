@@ -50,7 +50,7 @@ def low_rank_transform(
     positions: Tensor | Coordinates | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, LowRankState]:
-    r"""The integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
+    r"""Applies the integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
 
         out_i = sum_j omega_j K_ij u_j,     K_ij[a, c] = sum_r Phi_i[r, a] Psi_j[r, c] + bias[a, c]
 
@@ -100,7 +100,7 @@ def sampled_low_rank_transform(
     coefficients: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """:func:`sampled_transform` with a low-rank kernel: sum_m c_im (Phi_i^T Psi_j + bias) u_j, j = indices[i, m].
+    """Returns sum_m c_im (Phi_i^T Psi_j + bias) u_j, j = indices[i, m], as :func:`sampled_transform` does.
 
     ``indices`` and ``coefficients`` are ``[B, n_q, M]``, the rest as in :func:`low_rank_transform`; returns
     ``[B, n_q, H, d_h]``.
@@ -122,7 +122,7 @@ def sampled_low_rank_transform(
 
 
 def _complete(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
-    """All queries see all keys: one Z per sample and head."""
+    """Lets all queries see all keys: there is one Z per sample and head."""
     values, mean = keys.values, keys.values.sum(1)  # [B, n, H, d_h], [B, H, d_h]
     if isinstance(psi, Factor):
         pairs = torch.einsum("bnhk,bnhc->bhkc", psi.hidden, values)
@@ -156,17 +156,17 @@ def _causal(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
 
 
 def _project(psi: Tensor, values: Tensor) -> Tensor:
-    """Psi_j[r] . u_j: [B, n, H, r, d_h], [B, n, H, d_h] -> [B, n, H, r]."""
+    """Returns Psi_j[r] . u_j: [B, n, H, r, d_h], [B, n, H, d_h] -> [B, n, H, r]."""
     return (psi @ values.unsqueeze(-1)).squeeze(-1)
 
 
 def _expand(phi: Tensor, moments: Tensor) -> Tensor:
-    """sum_r Phi_i[r] Z_i[r]: [B, n, H, r, d_h], [B, n, H, r] -> [B, n, H, d_h]."""
+    """Returns sum_r Phi_i[r] Z_i[r]: [B, n, H, r, d_h], [B, n, H, r] -> [B, n, H, d_h]."""
     return (moments.unsqueeze(-2) @ phi).squeeze(-2)
 
 
 def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
-    """``apply(factor, other)``, where a factor that is an MLP is multiplied out a few positions at a time."""
+    """Returns ``apply(factor, other)``, where a factor that is an MLP is multiplied out a few positions at a time."""
     if not isinstance(factor, Factor):
         return apply(factor, other)
 
@@ -183,7 +183,7 @@ def _cast(factor: Tensor | Factor, dtype: torch.dtype) -> Tensor | Factor:
 
 
 def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor) -> tuple[int, int]:
-    """Rank and number of queries."""
+    """Returns the rank and the number of queries."""
     batch, num_keys, num_heads, head_dim = u.shape
     shapes = {name: _factor_shape(name, factor) for name, factor in (("phi", phi), ("psi", psi))}
     num_queries, rank = shapes["phi"][1], shapes["psi"][3]
@@ -198,7 +198,7 @@ def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor) -> tup
 
 
 def _factor_shape(name: str, factor: Tensor | Factor) -> list[int]:
-    """[B, n, H, r, d_h] of a factor in either form."""
+    """Returns [B, n, H, r, d_h] of a factor in either form."""
     if not isinstance(factor, Factor):
         if factor.dim() != 5:
             raise ValueError(

@@ -23,7 +23,7 @@ def monte_carlo_transform(
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
-    r"""Importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
+    r"""Returns the importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
 
         out_i = 1/M sum_m omega_j / p_ij K_ij u_j,     j = indices[i, m] ~ p_i
 

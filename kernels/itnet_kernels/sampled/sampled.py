@@ -71,7 +71,7 @@ def integrand_norms(
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
-    """|K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
+    """Returns |K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
 
     Arguments as in :func:`sampled_transform`; returns ``[B, n_q, M]``. A norm needs every K_ij u_j by itself, hence
     d_h times the work per pair of the reassociated sum: ask for few queries.
@@ -145,7 +145,7 @@ class SampledPairs:
         return torch.linalg.vector_norm(values, dim=(2, 4, 5))
 
     def _hidden(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
-        """Last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
+        """Returns the last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
         columns, weights = self.columns, self.weights
         row = position_row(weights.b1, columns["x"], gamma_x)
         if columns["u_x"] is not None:
@@ -172,7 +172,7 @@ class SampledPairs:
 
 
 def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:
-    """Rows of [b or 1, n, ...] at indices [b, t, M]: [b, t, M, ...]."""
+    """Returns the rows of [b or 1, n, ...] at indices [b, t, M]: [b, t, M, ...]."""
     if tensor.shape[0] > 1:
         offsets = torch.arange(0, tensor.shape[0] * tensor.shape[1], tensor.shape[1], device=indices.device)
         indices = indices + offsets[:, None, None]
