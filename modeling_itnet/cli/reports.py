@@ -158,8 +158,7 @@ def verify(
     else:
         headings = ("label", "statement", "measured", "bound", "holds")
         lines = [
-            (r.name, r.statement, f"{r.error:.1e}", f"{r.relation} {r.tolerance:.0e}", "yes" if r.holds else "NO")
-            for r in rows
+            (r.name, r.statement, f"{r.error:.1e}", f"<= {r.tolerance:.0e}", "yes" if r.holds else "NO") for r in rows
         ]
         title = f"{sum(row.holds for row in rows)} of {len(rows)} statements hold"
         _print_table(title, headings, lines, texts=headings)
