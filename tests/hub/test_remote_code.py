@@ -249,6 +249,10 @@ class TestCode:
         with pytest.raises(ValueError, match=complaint):
             flatten._flatten(changed)
 
+    @pytest.mark.parametrize("name", [*flatten.MODE_MODULES, *flatten.CAUSAL_MODULES])
+    def test_what_may_be_left_out_is_a_module(self, name):
+        assert flatten.read_module(name).name == name
+
     def test_code_of_a_mode_goes_with_models_that_run_it(self, tmp_path, make_model):
         files = {}
         for mode in ("exact", "near_far", "low_rank", "monte_carlo"):
