@@ -11,11 +11,7 @@ from ..modeling_itnet import INPUTS, main_input_first
 from .common import ITNetPooledClassifier
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a graph classification head: a linear layer on the mean over all nodes.
-    """
-)
+@auto_docstring(custom_intro="ITNet with a graph classification head: a linear layer on the mean over all nodes.")
 class ITNetForGraphClassification(ITNetPooledClassifier):
     modality = "graph"
     main_input_name = "node_features"
