@@ -195,14 +195,18 @@ def find_modality(name: str) -> Modality:
     return MODALITIES[name]
 
 
-def task_settings(task: str) -> dict[str, Any]:
-    """What a new configuration for a task says: its modality, and what its head needs.
-
-    A task has a name here, such as causal-lm, and most have one of the Hub, such as text-generation.
-    """
+def find_task(name: str) -> tuple[Head, Modality]:
+    """The head for a task and its modality, by our name of the task, such as causal-lm, or the Hub's, such as
+    text-generation."""
     heads = [(head, row) for row in MODALITIES.values() for head in row.heads]
-    for head, row in heads:
-        if task in (head.task, head.hub_task):
-            return {"modality": row.name, **head.settings}
-    names = ", ".join(head.task for head, _ in heads)
-    raise ValueError(f"unknown task {task!r}; available: {names}, and the Hub's names of these")
+    found = {head.hub_task: (head, row) for head, row in heads} | {head.task: (head, row) for head, row in heads}
+    if name not in found:
+        names = ", ".join(head.task for head, _ in heads)
+        raise ValueError(f"unknown task {name!r}; available: {names}, and the Hub's names of these")
+    return found[name]
+
+
+def task_settings(task: str) -> dict[str, Any]:
+    """What a new configuration for a task says: its modality, and what its head needs."""
+    head, row = find_task(task)
+    return {"modality": row.name, **head.settings}

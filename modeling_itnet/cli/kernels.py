@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 from typer import Argument, Option, echo
 
 from configuration_itnet import MODALITIES, find_modality
@@ -14,7 +13,7 @@ from configuration_itnet import MODALITIES, find_modality
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
 from . import commands
-from .inputs import TEXT_SUFFIXES, load_model, process, read_inputs, read_processors
+from .inputs import TEXT_SUFFIXES, load_model, process, read_inputs, read_tokenizer
 
 
 @commands.command()
@@ -24,13 +23,12 @@ def plot_kernel(
         str, Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .off, ...).")
     ],
     output: Annotated[Path, Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
-    layer: Annotated[int, Option(help="Layer, from 0; negative counts from the last.")] = 0,
-    part: Annotated[str, Option(help="full, learned or variation.")] = "variation",
+    layer: Annotated[int, Option(help="Number of the layer, from 0; negative numbers count from the last.")] = 0,
+    part: Annotated[str, Option(help="What to draw the norm of: full, learned or variation.")] = "variation",
     query: Annotated[
         list[str], Option(help="What to look from: row,column or cls (image), a number (cloud); may be repeated.")
     ] = (),
 ) -> None:
-    """Draw how strongly one layer couples the positions of an input."""
     model = load_model(checkpoint)
     row = find_modality(model.config.modality)
     if row.plot is None:
@@ -48,9 +46,7 @@ def plot_image(model, checkpoint: Path, source: str, query: list[str], **picture
 def plot_text(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
     if query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
-    tokenizer = next((found for found in read_processors(checkpoint) if isinstance(found, Tokenizer)), None)
-    if tokenizer is None:
-        raise ValueError(f"{checkpoint} has no tokenizer")
+    tokenizer = read_tokenizer(checkpoint)
     if Path(source).is_file():
         inputs = _read(model, checkpoint, source)
     elif len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):

@@ -11,11 +11,7 @@ from ..modeling_itnet import INPUTS
 from .common import ITNetPooledClassifier
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a graph classification head: a linear layer on the mean over all nodes.
-    """
-)
+@auto_docstring(custom_intro="ITNet with a graph classification head: a linear layer on the mean over all nodes.")
 class ITNetForGraphClassification(ITNetPooledClassifier):
     modality = "graph"
     main_input_name = "node_features"
@@ -34,5 +30,4 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
     ) -> SequenceClassifierOutput:
         inputs = {"node_features": node_features, "node_types": node_types, "neighbors": neighbors}
         outputs = self.itnet(positions=positions, attention_mask=attention_mask, **inputs, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output))
-        return self.output(outputs, {"logits": logits}, labels, **kwargs)
+        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)

@@ -101,6 +101,7 @@ class ITNetForSignalRegression(ITNetHead):
     output_class = SignalRegressionOutput
     accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
     takes_label_smoothing = False
+    own_modes = ("exact",)  # in which the query layer integrates, whatever the mode of the layers
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)

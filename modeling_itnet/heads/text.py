@@ -48,8 +48,7 @@ class ITNetTextInputs:
         """
         kwargs.setdefault("use_cache", False)  # there is no place for one in what a head returns
         outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.scores(outputs)
-        return self.output(outputs, {"logits": logits}, labels, **kwargs)
+        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
 
 
 @auto_docstring(
@@ -59,8 +58,7 @@ class ITNetTextInputs:
     """
 )
 class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
-    def scores(self, outputs: ITNetModelOutput) -> Tensor:
-        return self.classifier(self.dropout(outputs.pooler_output))
+    pass
 
 
 @auto_docstring(
@@ -94,11 +92,7 @@ class ITNetForMaskedLM(ITNetTextInputs, ITNetHead):
         return self.lm_head(outputs.last_hidden_state)
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a token classification head: a linear layer on every token.
-    """
-)
+@auto_docstring(custom_intro="ITNet with a token classification head: a linear layer on every token.")
 class ITNetForTokenClassification(ITNetTextInputs, ITNetPooledClassifier):
     output_class = ITNetTokenClassifierOutput
     problem_type = "single_label_classification"  # of every token that has a label
