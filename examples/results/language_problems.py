@@ -19,6 +19,7 @@ from typed_particles import seeded
 
 TRAIN = 1  # the stream of random numbers that draws training batches
 EVALUATED = 32  # blocks per batch of validation and test
+LADDER = (3e-4, 5.5e-4, 1e-3, 1.7e-3, 3e-3, 5.5e-3, 1e-2)  # two learning rates per factor of about three
 
 SETTINGS = {
     "modality": "text",
@@ -131,7 +132,8 @@ def problems(data: Path) -> dict[str, Language]:
             weight_decay=0.01,
             shared=SETTINGS,
             contestants=MODELS,
-            rates=(1e-3, 3e-3, 1e-2),
+            rates=LADDER[2:5],
+            ladder=LADDER,
             curve=10,
             folder=data / name,
         )
