@@ -1,7 +1,7 @@
 """What language.py trains: causal language models of one size on bytes of two corpora."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from trials import Batch, Contestant, Problem
 from typed_particles import seeded
 
+EQUAL_TIME_STEPS = 700  # 1,000 times what a step of Llama takes over one of near and far: `language.py --timings`
 TRAIN = 1  # the stream of random numbers that draws training batches
 EVALUATED = 32  # blocks per batch of validation and test
 LADDER = (3e-4, 5.5e-4, 1e-3, 1.7e-3, 3e-3, 5.5e-3, 1e-2)  # two learning rates per factor of about three
@@ -124,8 +125,12 @@ MODELS = {
 
 
 def problems(data: Path) -> dict[str, Language]:
-    """By name. ``data`` is the folder of the data sets."""
-    return {
+    """By name. ``data`` is the folder of the data sets.
+
+    "<corpus>-time" has near and far alone, in as many steps as take it the time of the fastest peer, with a schedule
+    that ends there.
+    """
+    found = {
         name: Language(
             name,
             title,
@@ -144,3 +149,8 @@ def problems(data: Path) -> dict[str, Language]:
         )
         for name, title in (("gutenberg", "Gutenberg"), ("wikitext2", "WikiText-2"))
     }
+    for problem in list(found.values()):
+        own = {"name": f"{problem.name}-time", "title": f"{problem.title}, equal time", "steps": EQUAL_TIME_STEPS}
+        own |= {"tuned_on": problem.name, "contestants": {"near_far": MODELS["near_far"]}}
+        found[own["name"]] = replace(problem, **own)
+    return found

@@ -154,21 +154,13 @@ def train(
 ) -> tuple[list[list], list[float], float]:
     """AdamW with a warm-up and a cosine: the validation curve, the CPU seconds of the steps up to each of its scores,
     and of all steps."""
-    optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
-    warm_up = round(WARM_UP * steps)
-    schedule = get_cosine_schedule_with_warmup(optimizer, warm_up, steps)
+    take_step = training_step(model, problem, steps, rate, seed)
     count = math.ceil(problem.curve * steps / problem.steps)
     marks = {math.ceil(steps * (part + 1) / count) for part in range(count)}
     curve, seconds, spent = [], [], 0.0
     for step in range(1, steps + 1):
         start = time.process_time()
-        model.train()
-        optimizer.zero_grad()
-        loss = model(**problem.batch(seed, step)).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
-        optimizer.step()
-        schedule.step()
+        loss = take_step(step)
         spent += time.process_time() - start
         if not loss.isfinite():
             return [*curve, [step, None]], [*seconds, round(spent, 2)], spent
@@ -178,6 +170,26 @@ def train(
             if problem.is_enough(curve[-1][1]):
                 break
     return curve, seconds, spent
+
+
+def training_step(
+    model: nn.Module, problem: Problem, steps: int, rate: float, seed: int
+) -> Callable[[int], torch.Tensor]:
+    """A function that takes the step of a number, from 1 to ``steps``, and returns the loss before it."""
+    optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
+    schedule = get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
+
+    def take_step(step: int) -> torch.Tensor:
+        model.train()
+        optimizer.zero_grad()
+        loss = model(**problem.batch(seed, step)).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    return take_step
 
 
 @torch.no_grad()
