@@ -305,7 +305,7 @@ def near_integral(
     The queries are the keys, unless ``queries`` [B, n_q, H, d_h] at other ``places`` are given.
     """
     settings = {"measure": domain.measure, "backend": "reference" if config.backend == "reference" else "auto"}
-    given = {"queries": queries, "query_positions": places, "blocks": near.blocks}
+    given = {"queries": queries, "query_positions": places, "blocks": near.blocks, "window": near.window}
     out = integral_transform(heads, domain.coordinates, kernel, **given, **settings)
     return out * near.scale[..., None, None].to(out.dtype)
 

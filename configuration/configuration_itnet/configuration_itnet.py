@@ -315,7 +315,8 @@ class ITNetConfig(PreTrainedConfig):
             from configuration_itnet.preset_files import read_preset
         except ImportError as error:
             raise ImportError("Presets ship with the itnet package, not with exported code") from error
-        return cls(**{**read_preset(name), **({} if task is None else task_settings(task)), **overrides})
+        values = {**read_preset(name), **({} if task is None else task_settings(task)), **overrides}
+        return cls(**{name: value(values) if callable(value) else value for name, value in values.items()})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":

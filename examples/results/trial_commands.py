@@ -21,6 +21,7 @@ class Study:
     logs: Path
     document: Path
     baselines: Callable[[Problem, Path], dict] | None = None  # models without trials: writes their log into a folder
+    timings: Callable[[Problem, Path], dict] | None = None  # steps of models side by side: writes a log into a folder
 
 
 def parse_arguments(study: Study, description: str) -> argparse.Namespace:
@@ -36,6 +37,8 @@ def parse_arguments(study: Study, description: str) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="write the tables instead of training")
     if study.baselines:
         parser.add_argument("--baselines", action="store_true", help="run the baselines instead of training")
+    if study.timings:
+        parser.add_argument("--timings", action="store_true", help="time steps side by side instead of training")
     parser.add_argument("--page", type=Path, default=study.document, help="document that holds the tables")
     return parser.parse_args()
 
@@ -67,6 +70,9 @@ def run_study(study: Study, description: str) -> argparse.Namespace:
             study.baselines(found[name], args.logs)
         return args
     torch.set_num_threads(args.threads)
+    if study.timings and args.timings:
+        study.timings(next(iter(found.values())), args.logs)
+        return args
     if args.steps:
         found = {name: replace(problem, steps=args.steps) for name, problem in found.items()}
     for problem, model in chosen(found, args):

@@ -26,8 +26,9 @@ from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
 from .exact.tiled import PairTiles
 from .first_layer import position_row
-from .measure import over_mass, visible_sum
+from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
+from .near.windows import window_sum
 from .per_head import by_head
 from .positions import Coordinates
 from .transforms import is_batched, is_transformed, operator_namespace
@@ -50,6 +51,7 @@ def integral_transform(
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
     blocks: Blocks | Sequence[Blocks] | None = None,
+    window: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""Applies the multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
@@ -74,6 +76,8 @@ def integral_transform(
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
         blocks: takes the sum over the pairs that one or several :class:`Blocks` list, and over no others; omega is
             not normalised over them. Only "reference" and "tiled" do that.
+        window: says that the pairs of ``blocks`` are those of every query with the last ``window`` keys, itself the
+            last of them. Where positions are evenly spaced, they are summed faster (near/windows.py).
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
@@ -81,7 +85,7 @@ def integral_transform(
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
     if weights.has_own_hidden:
-        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "backend": backend}
+        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
         parts = by_head(integral_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
@@ -98,11 +102,17 @@ def integral_transform(
                 '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
             )
         backend = "tiled" if backend == "auto" else backend
+    elif window is not None:
+        raise ValueError(f"`window` ({window}) goes with `blocks`, whose pairs it describes, and none were given")
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
         listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
     with torch.autocast(u.device.type, enabled=False):
+        if window is not None and queries is u and weights.w_mid is None:
+            steps = x.steps(dtype, window)
+            if steps is not None:
+                return _window_transform(u, x, steps, weights.to(dtype), measure)
         weights = weights.to(dtype) if blocks is None else weights.to(dtype).with_constant_unit()
         columns = split_input_weights(weights, head_dim)
         gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
@@ -152,6 +162,28 @@ def integral_transform(
         if is_causal:
             out = over_mass(out, visible_sum(omega, num_queries))
         return out.to(queries.dtype)
+
+
+def _window_transform(
+    u: Tensor, x: Coordinates, steps: Tensor, weights: KernelWeights, measure: Tensor | None
+) -> Tensor:
+    """The sum over the last s keys of every query, with gamma(v) and |v| of their displacements, [s, F + 1]."""
+    (batch, count, num_heads, head_dim), dtype = u.shape, steps.dtype
+    columns, gamma, heads = split_input_weights(weights, head_dim), x.features_in(dtype), u.to(dtype)
+    table = steps.new_zeros(len(steps), len(weights.b1))
+    for name, part in (("x-y", steps[:, :-1]), ("distance", steps[:, -1:])):
+        table = table if columns[name] is None else table + part @ columns[name].T
+    terms = []
+    for place, content, bias in (("x", "u_x", weights.b1), ("y", "u_y", torch.zeros_like(weights.b1))):
+        term = position_row(bias, columns[place], gamma)
+        term = term if columns[content] is None else term + heads @ columns[content].T
+        terms.append(term.expand(batch, count, num_heads, -1))
+    omega = uniform_measure(heads) if measure is None else measure.to(dtype)
+    w2, b2 = (
+        part.expand(num_heads, -1, -1) for part in (weights.output_weight(head_dim), weights.output_bias(head_dim))
+    )
+    values = heads * omega[..., None, None]
+    return window_sum(heads, *terms, values, table, columns["u_x*u_y"], w2, b2).to(u.dtype)
 
 
 def _evaluator(backend: str) -> type:

@@ -187,6 +187,24 @@ class Coordinates:
             lambda: find_tables(x.exact, self.exact, self.frequencies, dtype),
         )
 
+    def steps(self, dtype: torch.dtype, count: int) -> Tensor | None:
+        """gamma(v) and |v| of the displacements v of a position from the last ``count`` ones, itself the last of them:
+        [count, F + 1]. None unless all samples have the same positions, evenly spaced on a line, in rising order, and
+        no gradient is wanted for them."""
+        if self.positions.requires_grad or not has_values(self.positions):
+            return None
+        return self._once(("steps", dtype, count), lambda: self._steps(*self.lattice(dtype), count))
+
+    def _steps(self, tables: Tensor | None, index: Tensor | None, count: int) -> Tensor | None:
+        if index is None or len(index) > 1 or index[0, 1] == 0 or self.positions.shape[-1] > 1:
+            return None
+        (first, rows), keys = index[0, :2].tolist(), index[0, -self.positions.shape[-2] :]
+        step = int(keys[1] - keys[0])  # a lattice has more than one position
+        if step < 1 or not bool((keys.diff() == step).all()):
+            return None
+        numbers = rows // 2 + step * torch.arange(count - 1, -1, -1, device=keys.device)
+        return tables[first + numbers.clamp(max=rows - 1)]  # nothing is farther apart than the first and the last
+
     def select(self, samples: Tensor | slice) -> "Coordinates":
         """Returns the coordinates of some samples of the batch, with what was computed for them."""
         if self.positions.dim() == 2 or len(self.positions) == 1:

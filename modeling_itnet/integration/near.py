@@ -21,6 +21,7 @@ class Near(NamedTuple):
 
     blocks: list[Blocks]
     scale: Tensor  # [B, n_q]
+    window: int | None = None  # N(i) is i and the window - 1 positions before it, for every query
 
     def pairs(self, num_keys: int) -> Tensor:
         """Returns which pairs are near, as a table of all: [B or 1, n_q, n_k]."""
@@ -100,13 +101,15 @@ def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     loose = [start for start, shape in zip(starts, layout, strict=True) if not shape]
     everywhere = torch.tensor(loose, dtype=torch.long, device=measure.device)
-    blocks = []
+    blocks, window = [], None
     for start, shape in zip(starts, layout, strict=True):
         reach = window_reach(config.near_size, len(shape), config.is_causal)
         settings = {"first": start, "is_causal": config.is_causal, "device": measure.device}
         if len(shape) == 1:
             windows = window_blocks(shape, reach, **settings)[0]
             blocks.append(_by_rank(windows, measure, start, shape[0]) if is_padded else windows)
+            if config.is_causal and len(layout) == 1 and blocks[0] is windows:
+                window = config.near_size
         elif shape:
             blocks += window_blocks(shape, reach, **settings, middle=everywhere)
     if loose:
@@ -115,7 +118,7 @@ def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...]
             Blocks(everywhere[None, None], keys, torch.ones_like(keys, dtype=torch.bool).expand(1, 1, len(loose), -1))
         )
     mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
-    return Near(blocks, over_mass(torch.ones_like(mass), mass))
+    return Near(blocks, over_mass(torch.ones_like(mass), mass), window)
 
 
 def _windows_with_past(config: ITNetConfig, measure: Tensor, num_queries: int) -> Near:

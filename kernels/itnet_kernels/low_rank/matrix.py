@@ -5,9 +5,9 @@ r"""The operator with a low-rank kernel of matrices, K_ij = sum_r f_i[r] g_j[r] 
 
 Where all queries see all keys, M_r S[r] is the same for all of them, and a position costs r d_h multiply-adds. Each
 query of a causal operator has an S of its own, and costs r d_h^2. Positions are then taken in blocks of C. The keys of
-earlier blocks are a state per block, as above. Those of the query's own block are summed as in attention, by one
-product per block, [C r, C] x [C, d_h], whose result f_i (x) S_i meets all M_r in one product per head,
-[B n, r d_h] x [r d_h, d_h]. It exists for a few blocks at a time, in the backward too.
+earlier blocks are a state per block, as above. Those of the query's own block meet all M_r in one product per head,
+[B n, d_h] x [d_h, r d_h], and M_r u_j is summed as values are in attention, by one product per block,
+[C, C r] x [C r, d_h]. Texts of more than a few blocks have these for a few blocks at a time, in the backward too.
 """
 
 import torch
@@ -23,7 +23,7 @@ from .state import Keys, LowRankState, check_bias, prepare_keys, running_sum
 
 # Positions in a block of a causal operator.
 _BLOCK = 16
-# Elements of f_i (x) S_i at a time: 4 MB in float32.
+# Elements of M_r u_j at a time: 4 MB in float32.
 _CHUNK_ELEMENTS = 2**20
 
 
@@ -168,23 +168,27 @@ def _within_blocks(f, g, values, matrices, rates, times) -> Tensor:
     """Returns the sums over the keys of the query's own block, up to the query: [B, k, C, H, d_out]."""
     batch, blocks, size, num_heads, rank = f.shape
     f, g, values = (tensor.permute(3, 0, 1, 2, 4).flatten(1, 2) for tensor in (f, g, values))  # [H, B k, C, ...]
-    weight = matrices.mT.flatten(1, 2)  # [H, r d_h, d_out]
+    weight = matrices.permute(0, 3, 1, 2).flatten(2)  # [H, d_h, r d_out]
     mask = values.new_ones(size, size).tril()
 
     def chunk(f: Tensor, g: Tensor, values: Tensor, times: Tensor | None) -> Tensor:
-        weights = mask.unsqueeze(1)  # [C, 1, C]
+        weights = mask.unsqueeze(-1)  # [C, C, 1]
         if times is not None:  # [m, C]; the difference is negative where the mask is 0, and must not overflow
             spans = (times.unsqueeze(2) - times.unsqueeze(1)).clamp(min=0).to(mask.dtype)
-            weights = weights * torch.exp(-rates[:, None, None, :, None] * spans.unsqueeze(2))  # [H, m, C, r, C]
-        pairs = f.unsqueeze(-1) * (g.mT.unsqueeze(2) * weights)  # [H, m, C, r, C]
-        moments = pairs.flatten(2, 3) @ values  # [H, m, C r, d_h]
-        return moments.reshape(num_heads, -1, weight.shape[1]) @ weight  # the last product: no backward repeats it
+            weights = weights * torch.exp(-rates[:, None, None, None] * spans.unsqueeze(-1))  # [H, m, C, C, r]
+        pairs = f.unsqueeze(3) * (g.unsqueeze(2) * weights)  # [H, m, C, C, r]
+        received = values.flatten(1, 2) @ weight  # M_r u_j [H, m C, r d_out]
+        received = received.view(*values.shape[:2], size * rank, -1)
+        return pairs.flatten(3) @ received  # the last product: no backward repeats it
 
     length = max(1, _CHUNK_ELEMENTS // (num_heads * size * rank * max(size, values.shape[-1])))
     parts = [tensor.split(length, dim=1) for tensor in (f, g, values)]
     parts.append([None] * len(parts[0]) if times is None else times.flatten(0, 1).split(length))
-    out = torch.cat([recomputed(chunk, *part) for part in zip(*parts, strict=True)], dim=1)  # [H, B n, d_out]
-    return out.unflatten(1, (batch, blocks, size)).permute(1, 2, 3, 0, 4)
+    if len(parts[0]) == 1:  # what it keeps for a gradient is small
+        out = chunk(*(part[0] for part in parts))
+    else:
+        out = torch.cat([recomputed(chunk, *part) for part in zip(*parts, strict=True)], dim=1)  # [H, B k, C, d_out]
+    return out.unflatten(1, (batch, blocks)).permute(1, 2, 3, 0, 4)
 
 
 def _apply(matrices: Tensor, moments: Tensor) -> Tensor:
