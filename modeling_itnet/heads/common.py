@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classifier of pooled features, which most heads are."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from configuration_itnet import ITNetConfig
 
 from ..modeling_itnet import ITNetHead
-from ..outputs import ITNetModelOutput
 
 
 class ITNetPooledClassifier(ITNetHead):
@@ -23,10 +22,6 @@ class ITNetPooledClassifier(ITNetHead):
         self.dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(self.num_inputs * config.hidden_size, config.num_labels)
         self.post_init()
-
-    def scores(self, outputs: ITNetModelOutput) -> Tensor:
-        """The logits [B, num_labels]."""
-        return self.classifier(self.dropout(outputs.pooler_output))
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         """Takes early checkpoints too, where the linear map was a part of the classifier."""

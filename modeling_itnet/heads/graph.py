@@ -30,4 +30,5 @@ class ITNetForGraphClassification(ITNetPooledClassifier):
     ) -> SequenceClassifierOutput:
         inputs = {"node_features": node_features, "node_types": node_types, "neighbors": neighbors}
         outputs = self.itnet(positions=positions, attention_mask=attention_mask, **inputs, **kwargs)
-        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)

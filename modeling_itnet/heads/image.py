@@ -28,4 +28,5 @@ class ITNetForImageClassification(ITNetPooledClassifier):
         self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> ImageClassifierOutput:
         outputs = self.itnet(pixel_values=pixel_values, **kwargs)
-        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)

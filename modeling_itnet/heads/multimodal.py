@@ -48,8 +48,9 @@ class ITNetImageTextInputs:
                 if isinstance(text, Tensor) and text.dim() > 1:
                     texts[index] = text.repeat_interleave(count, dim=0)
         outputs = self.itnet(pixel_values, *texts, **kwargs)
-        outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, count)).flatten(1)  # side by side: [B, k d]
-        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
+        features = outputs.pooler_output.unflatten(0, (-1, count)).flatten(1)  # side by side: [B, k d]
+        logits = self.classifier(self.dropout(features))
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
 
 @auto_docstring(

@@ -32,4 +32,5 @@ class ITNetForPointCloudClassification(ITNetPooledClassifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         outputs = self.itnet(points=points, point_features=point_features, attention_mask=attention_mask, **kwargs)
-        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)

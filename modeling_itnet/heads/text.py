@@ -48,7 +48,8 @@ class ITNetTextInputs:
         """
         kwargs.setdefault("use_cache", False)  # there is no place for one in what a head returns
         outputs = self.itnet(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        return self.output(outputs, {"logits": self.scores(outputs)}, labels, **kwargs)
+        logits = self.scores(outputs)
+        return self.output(outputs, {"logits": logits}, labels, **kwargs)
 
 
 @auto_docstring(
@@ -58,7 +59,8 @@ class ITNetTextInputs:
     """
 )
 class ITNetForSequenceClassification(ITNetTextInputs, ITNetPooledClassifier):
-    pass
+    def scores(self, outputs: ITNetModelOutput) -> Tensor:
+        return self.classifier(self.dropout(outputs.pooler_output))
 
 
 @auto_docstring(
