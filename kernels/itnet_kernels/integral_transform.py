@@ -22,10 +22,12 @@ from .exact.pair_sum import pair_sum
 from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
 from .first_layer import position_row
-from .measure import over_mass, visible_sum
+from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
 from .per_head import per_head
 from .positions import Coordinates
+from .sampled.list_sum import block_sum
+from .sampled.sampled import SampledPairs
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
@@ -65,7 +67,7 @@ def integral_transform(
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
         blocks: takes the sum over the pairs that one or several :class:`Blocks` list, and over no others; omega is
-            not normalised over them. Only "reference" and "tiled" do that.
+            not normalised over them.
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
@@ -81,15 +83,17 @@ def integral_transform(
         check_measure(measure, batch, num_keys)
     if blocks is not None:
         blocks = check_blocks(blocks, batch)
-        if is_causal or backend == "triton":
-            raise ValueError(
-                '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
-            )
-        backend = "tiled" if backend == "auto" else backend
+        if is_causal:
+            raise ValueError("`blocks` does not go with `is_causal`, which the blocks say")
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
         listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
+    if backend == "triton" and blocks is not None:
+        omega = uniform_measure(u) if measure is None else measure.to(dtype)
+        with torch.autocast(u.device.type, enabled=False):
+            inputs = SampledPairs(queries, u, x, y, weights, backend).list_inputs()
+            return block_sum(inputs._replace(operand_dtype=operand_dtype), omega, blocks).to(queries.dtype)
     with torch.autocast(u.device.type, enabled=False):
         weights = weights.to(dtype) if blocks is None else weights.to(dtype).with_constant_unit()
         columns = split_input_weights(weights, head_dim)
