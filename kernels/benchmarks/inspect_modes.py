@@ -33,7 +33,9 @@ from triton import language as tl
 
 from itnet_kernels.low_rank.triton.factors import expand_kernel, project_kernel
 from itnet_kernels.low_rank.triton.features import feature_apply_kernel, feature_sum_kernel
+from itnet_kernels.low_rank.triton.launch import within_warps
 from itnet_kernels.low_rank.triton.scan import scan_kernel
+from itnet_kernels.low_rank.triton.step import step_kernel
 from itnet_kernels.low_rank.triton.within import within_bwd_kernel, within_fwd_kernel
 from itnet_kernels.sampled.triton.backward import list_bwd_kernel
 from itnet_kernels.sampled.triton.bias import list_bias_kernel
@@ -98,13 +100,23 @@ def _low_rank_constants(arch: str, dtype: str, head_dim: int, width: int) -> tup
         sizes |= {name: head_dim, f"{name}_PADDED": power_of_two(head_dim)}
     flags = {"DECAYS": True, "IS_HIDDEN": False, "HAS_FACTORS": True, "REVERSE": False}
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
-    return sizes | flags | {"DTYPE": types[dtype]}, {"num_warps": 4 if head_dim <= 64 else 8}
+    return sizes | flags | {"DTYPE": types[dtype]}, {"num_warps": 4}
+
+
+def _within_constants(kernel: str, *given) -> tuple[dict, dict]:
+    constants, _ = _low_rank_constants(*given)
+    return constants, {"num_warps": within_warps(kernel, constants["D"])}
 
 
 def _feature_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
     """The sums of the vector form: 32 hidden units take the place of ranks, and C is the head size."""
     constants, options = _low_rank_constants(arch, dtype, head_dim, width)
     return constants | {"R": 32, "R_PADDED": 64, "C": head_dim, "C_PADDED": power_of_two(head_dim)}, options
+
+
+def _step_constants(*given) -> tuple[dict, dict]:
+    constants, options = _low_rank_constants(*given)
+    return constants | {"IS_MATRIX": True, "HAS_BIAS": True}, options
 
 
 _FACTORS = {"p_u", "p_other", "p_hidden", "p_f", "p_g", "p_v"}
@@ -123,8 +135,13 @@ KERNELS = {
     "feature apply": (feature_apply_kernel, _low_rank_constants, _FACTORS),
     "factor project": (project_kernel, _low_rank_constants, _FACTORS),
     "factor expand": (expand_kernel, _low_rank_constants, _FACTORS),
-    "within blocks": (within_fwd_kernel, _low_rank_constants, {"p_f", "p_g"}),
-    "within blocks, backward": (within_bwd_kernel, _low_rank_constants, {"p_f", "p_g", "p_x"}),
+    "within blocks": (within_fwd_kernel, lambda *given: _within_constants("forward", *given), {"p_f", "p_g"}),
+    "within blocks, backward": (
+        within_bwd_kernel,
+        lambda *given: _within_constants("backward", *given),
+        {"p_f", "p_g", "p_x"},
+    ),
+    "low-rank step": (step_kernel, _step_constants, {"p_u", "p_query", "p_key"}),
     "running sum": (scan_kernel, _low_rank_constants, set()),
 }
 

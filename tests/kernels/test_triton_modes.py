@@ -15,7 +15,9 @@ BENCHMARKS = HERE.parents[2] / "kernels" / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", ["interpreter_list_cases.py"])
+@pytest.mark.parametrize(
+    "cases", ["interpreter_list_cases.py", "interpreter_low_rank_cases.py", "interpreter_model_cases.py"]
+)
 def test_interpreter(cases):
     command = [sys.executable, "-m", "pytest", str(HERE.with_name(cases)), "-q", "-p", "no:cacheprovider", "-n", "0"]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -36,7 +38,14 @@ def inspection():
 
 @pytest.mark.parametrize(
     ("kernel", "arch"),
-    [("list forward", "sm_80"), ("list forward", "sm_90"), ("list backward", "sm_90"), ("list backward", "gfx942")],
+    [
+        ("list forward", "sm_80"),
+        ("list forward", "sm_90"),
+        ("list backward", "sm_90"),
+        ("list backward", "gfx942"),
+        ("within blocks, backward", "sm_90"),
+        ("factor expand", "sm_80"),
+    ],
 )
 def test_defaults_compile_without_faults(kernel, arch):
     """No spills in the loop, shared memory within limits, nothing serialised; `inspect_modes.py --check` has all."""

@@ -103,6 +103,11 @@ def expand(z: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, dtype: torch
     return out
 
 
+def within_warps(kernel: str, head_dim: int) -> int:
+    """Warps of a program for a block: with fewer, it spills (``kernels/benchmarks/inspect_modes.py --check``)."""
+    return 8 if kernel == "backward" or head_dim > 64 else 4
+
+
 def _within_arguments(inputs) -> tuple[tuple[int, int], dict]:
     blocks, size, heads, rank = inputs.f.shape
     rows, columns = inputs.matrices.shape[2:]
@@ -124,7 +129,6 @@ def _within_arguments(inputs) -> tuple[tuple[int, int], dict]:
         "A": rows,
         "A_PADDED": power_of_two(rows),
         "DECAYS": has_decay,
-        "num_warps": 4 if max(rows, columns) <= 64 else 8,
         **_products(inputs.f, inputs.operand_dtype),
     }
     return (blocks, heads), arguments
@@ -135,7 +139,7 @@ def within_forward(inputs) -> Tensor:
     grid, arguments = _within_arguments(inputs)
     out = inputs.f.new_empty(*inputs.f.shape[:3], arguments["A"], dtype=torch.float32)
     with on_device(out.device):
-        within_fwd_kernel[grid](p_out=out, **arguments)
+        within_fwd_kernel[grid](p_out=out, **arguments, num_warps=within_warps("forward", arguments["D"]))
     return out
 
 
@@ -152,7 +156,7 @@ def within_backward(inputs, grad_out: Tensor, names: list[str]) -> dict[str, Ten
     with on_device(x.device):
         within_bwd_kernel[blocks, heads](
             p_dout=grad_out, p_df=grads["f"], p_dg=grads["g"], p_dv=grads["values"], p_x=x, p_drates=rates,
-            p_dtimes=times, **arguments,
+            p_dtimes=times, **arguments, num_warps=within_warps("backward", arguments["D"]),
         )  # fmt: skip
     if "matrices" in names:  # [H, A, R D]
         upstream = grad_out.permute(2, 3, 0, 1).flatten(2)  # [H, A, N C]
