@@ -41,6 +41,7 @@ from itnet_kernels.sampled.triton.backward import list_bwd_kernel
 from itnet_kernels.sampled.triton.bias import list_bias_kernel
 from itnet_kernels.sampled.triton.configs import list_tile, power_of_two
 from itnet_kernels.sampled.triton.forward import list_fwd_kernel
+from itnet_kernels.sampled.triton.step import list_step_kernel
 from itnet_kernels.sampled.triton.sums import content_sum_kernel, pair_sum_kernel
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -94,8 +95,8 @@ def _sum_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[di
 
 
 def _low_rank_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
-    """Rank 8, factors with 32 hidden units, blocks of 64 positions; DTYPE is a type of Triton."""
-    sizes = {"R": 8, "R_PADDED": 16, "K": 32, "K_PADDED": 32, "BN": 64, "BLOCK": 64, "C": 64, "BC": 32, "ONE": 1}
+    """Rank 8, factors with 32 hidden units, blocks of 32 positions; DTYPE is a type of Triton."""
+    sizes = {"R": 8, "R_PADDED": 16, "K": 32, "K_PADDED": 32, "BN": 64, "BLOCK": 32, "C": 32, "BC": 32, "ONE": 1}
     for name in ("D", "A"):
         sizes |= {name: head_dim, f"{name}_PADDED": power_of_two(head_dim)}
     flags = {"DECAYS": True, "IS_HIDDEN": False, "HAS_FACTORS": True, "REVERSE": False}
@@ -103,15 +104,24 @@ def _low_rank_constants(arch: str, dtype: str, head_dim: int, width: int) -> tup
     return sizes | flags | {"DTYPE": types[dtype]}, {"num_warps": 4}
 
 
-def _within_constants(kernel: str, *given) -> tuple[dict, dict]:
+def _within_constants(*given) -> tuple[dict, dict]:
     constants, _ = _low_rank_constants(*given)
-    return constants, {"num_warps": within_warps(kernel, constants["D"])}
+    return constants, {"num_warps": within_warps(constants["D"])}
 
 
 def _feature_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
     """The sums of the vector form: 32 hidden units take the place of ranks, and C is the head size."""
     constants, options = _low_rank_constants(arch, dtype, head_dim, width)
     return constants | {"R": 32, "R_PADDED": 64, "C": head_dim, "C_PADDED": power_of_two(head_dim)}, options
+
+
+def _list_step_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
+    names = ("X", "Y", "RELATIVE", "DISTANCE", "UX", "UY", "PRODUCT")
+    sizes = (128, 128, 128, 1, head_dim, head_dim, head_dim)
+    columns = {f"AT_{name}": sum(sizes[:k]) for k, name in enumerate(names)} | {"COLUMNS": sum(sizes)}
+    constants, options = _low_rank_constants(arch, dtype, head_dim, width)
+    own = {"W": width, "F": 128, "L": 64, "L_PADDED": 64, "DIM": 1, "LISTED": True, "KC": 16, "BK": 64}
+    return constants | columns | own, options
 
 
 def _step_constants(*given) -> tuple[dict, dict]:
@@ -129,16 +139,17 @@ KERNELS = {
         {"p_keys", "p_moments", "p_dmoments", "p_dvirtual", "p_dbias", "p_dkeys"},
     ),
     "list bias": (list_bias_kernel, _bias_constants, set()),
+    "list step": (list_step_kernel, _list_step_constants, {"p_query", "p_keys", "p_w1", "p_b1", "p_w2", "p_b2"}),
     "pairs of keys": (pair_sum_kernel, _sum_constants, {"p_parts"}),
     "content weights": (content_sum_kernel, _sum_constants, {"p_dvirtual"}),
     "feature sum": (feature_sum_kernel, _feature_constants, _FACTORS),
     "feature apply": (feature_apply_kernel, _low_rank_constants, _FACTORS),
     "factor project": (project_kernel, _low_rank_constants, _FACTORS),
     "factor expand": (expand_kernel, _low_rank_constants, _FACTORS),
-    "within blocks": (within_fwd_kernel, lambda *given: _within_constants("forward", *given), {"p_f", "p_g"}),
+    "within blocks": (within_fwd_kernel, _within_constants, {"p_f", "p_g"}),
     "within blocks, backward": (
         within_bwd_kernel,
-        lambda *given: _within_constants("backward", *given),
+        _within_constants,
         {"p_f", "p_g", "p_x"},
     ),
     "low-rank step": (step_kernel, _step_constants, {"p_u", "p_query", "p_key"}),

@@ -26,7 +26,8 @@ from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
 from .per_head import per_head
 from .positions import Coordinates
-from .sampled.list_sum import block_sum
+from .sampled.list_step import is_list_step, list_step
+from .sampled.list_sum import block_sum, one_list
 from .sampled.sampled import SampledPairs
 from .transforms import is_transformed
 from .validation import batched, check_causal, check_measure, check_operands
@@ -89,8 +90,14 @@ def integral_transform(
     if backend == "reference":
         listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
+    omega = uniform_measure(u) if measure is None else measure.to(dtype)
+    if backend == "triton" and is_list_step(queries, u, weights, measure, x.positions, y.positions):
+        listed = None if blocks is None else one_list(blocks, omega)
+        if blocks is None or listed is not None:
+            out = list_step(queries, u, x, y, weights, *((omega,) if listed is None else listed))
+            mass = omega.sum(1)[:, None, None, None] if is_causal else None
+            return (out if mass is None else over_mass(out, mass)).to(queries.dtype)
     if backend == "triton" and blocks is not None:
-        omega = uniform_measure(u) if measure is None else measure.to(dtype)
         with torch.autocast(u.device.type, enabled=False):
             inputs = SampledPairs(queries, u, x, y, weights, backend).list_inputs()
             return block_sum(inputs._replace(operand_dtype=operand_dtype), omega, blocks).to(queries.dtype)
@@ -136,7 +143,7 @@ def integral_transform(
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
         if blocks is not None:
             return out.to(queries.dtype)
-        omega = inputs.omega[..., None, None]
+        omega = omega[..., None, None]
         values = inputs.keys * omega
         mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
         b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]

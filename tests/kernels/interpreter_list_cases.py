@@ -1,12 +1,21 @@
 """The sum over listed keys in Triton's interpreter: samples, windows, balls. Run by test_triton_modes.py."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from itnet_kernels import Blocks, Coordinates, ball_blocks, sampled_transform, window_blocks
+from itnet_kernels import (
+    Blocks,
+    Coordinates,
+    ball_blocks,
+    integral_transform,
+    listed_blocks,
+    sampled_transform,
+    window_blocks,
+)
 from itnet_kernels.exact.reference import kernel_input
 from itnet_kernels.sampled.list_sum import list_sum
 from itnet_kernels.sampled.sampled import SampledPairs
@@ -120,6 +129,31 @@ def test_lists_float32(problem, same, name):
         lists = replace(problem_.to(dtype), measure=coefficients.to(dtype))
         results.append(lists.gradients(lambda p, backend=backend: run_sampled(p, indices, p.measure, backend)))
     same(*results, 1e-5)
+
+
+STEPS = {
+    "exact": {"num_queries": 1, "batch": 2, "heads": 2},
+    "exact-causal": {"num_queries": 1, "is_causal": True, "per_sample": True, "batch": 2},
+    "raw-shared-output": {"num_queries": 1, "frequencies": 0, "shared_output": True, "heads": 2, "head_dim": 12},
+    "near": {"num_queries": 1, "batch": 2, "per_sample": True, "inputs": ("x", "y", "x-y", "distance", "u_y")},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_one_query_without_gradients(problem, monkeypatch, name, dtype):
+    """As a cache asks for it: one launch."""
+    problem_ = problem(70 if name == "exact" else 6, **SIZES | STEPS[name])
+    if name == "near":
+        problem_ = replace(problem_, blocks=listed_blocks(torch.tensor([[[5, 4, 2, -1]], [[3, -1, 1, 0]]])))
+    problem_ = problem_.to(dtype).to(torch.float64)
+    module = sys.modules[integral_transform.__module__]
+    for name_ in ("block_sum", "pair_sum"):
+        monkeypatch.setattr(module, name_, None)
+    expected = problem_.run("reference")
+    error = (problem_.to(dtype).run("triton").double() - expected).norm()
+    assert error <= (1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps) * expected.norm()
 
 
 def test_many_chunks(problem, same, monkeypatch):

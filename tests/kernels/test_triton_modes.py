@@ -15,11 +15,10 @@ BENCHMARKS = HERE.parents[2] / "kernels" / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cases", ["interpreter_list_cases.py", "interpreter_low_rank_cases.py", "interpreter_model_cases.py"]
-)
-def test_interpreter(cases):
-    command = [sys.executable, "-m", "pytest", str(HERE.with_name(cases)), "-q", "-p", "no:cacheprovider", "-n", "0"]
+@pytest.mark.parametrize("name", ["list", "low_rank", "model"])
+def test_interpreter(name):
+    cases = HERE.with_name(f"interpreter_{name}_cases.py")
+    command = [sys.executable, "-m", "pytest", str(cases), "-q", "-p", "no:cacheprovider", "-n", "0"]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

@@ -26,7 +26,7 @@ from .step import is_step, low_rank_step, step_decay
 
 # Positions in a block of a causal operator.
 _BLOCK = 16
-_FUSED_BLOCK = 64  # the same in GPU kernels
+_FUSED_BLOCK = 32  # the same in GPU kernels; with 64, their backward spills
 # Elements of f_i (x) S_i at a time: 4 MB in float32.
 _CHUNK_ELEMENTS = 2**20
 

@@ -140,6 +140,14 @@ def block_sum(inputs: ListInputs, measure: Tensor, blocks: list[Blocks]) -> Tens
     return total
 
 
+def one_list(blocks: list[Blocks], measure: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Coefficients [B, M] and indices [B or 1, M] of the only query, if one block has it; otherwise None."""
+    if len(blocks) != 1 or blocks[0].pairs.shape[1:3] != (1, 1):
+        return None
+    keys, pairs = blocks[0].keys[:, 0], blocks[0].pairs[:, 0, 0]  # [B or 1, M]
+    return measure.gather(1, keys.expand(measure.shape[0], -1)) * pairs, keys
+
+
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """tensor [B or 1, n, ...] at rows [B or 1, R]: [B or 1, R, ...]."""
     sets = max(tensor.shape[0], rows.shape[0])

@@ -13,7 +13,7 @@ from .features import feature_apply_kernel, feature_sum_kernel
 from .scan import scan_kernel
 from .within import within_bwd_kernel, within_fwd_kernel
 
-_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _POSITIONS = 64  # of a tile
 _SPAN = 512  # positions that one program sums over, at least
 _MOST_SPLITS = 64
@@ -21,7 +21,7 @@ _MOST_SPLITS = 64
 
 def _products(tensor: Tensor, dtype: torch.dtype) -> dict:
     """What kernels with matrix products take."""
-    return {"DTYPE": _DTYPES[dtype], "PRECISION": dot_precision(tensor.device), "enable_fp_fusion": True}
+    return {"DTYPE": TRITON_TYPES[dtype], "PRECISION": dot_precision(tensor.device), "enable_fp_fusion": True}
 
 
 def feature_sums(g: Tensor, v: Tensor, measure: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,9 +103,9 @@ def expand(z: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, dtype: torch
     return out
 
 
-def within_warps(kernel: str, head_dim: int) -> int:
+def within_warps(head_dim: int) -> int:
     """Warps of a program for a block: with fewer, it spills (``kernels/benchmarks/inspect_modes.py --check``)."""
-    return 8 if kernel == "backward" or head_dim > 64 else 4
+    return 8 if head_dim > 64 else 4
 
 
 def _within_arguments(inputs) -> tuple[tuple[int, int], dict]:
@@ -139,7 +139,7 @@ def within_forward(inputs) -> Tensor:
     grid, arguments = _within_arguments(inputs)
     out = inputs.f.new_empty(*inputs.f.shape[:3], arguments["A"], dtype=torch.float32)
     with on_device(out.device):
-        within_fwd_kernel[grid](p_out=out, **arguments, num_warps=within_warps("forward", arguments["D"]))
+        within_fwd_kernel[grid](p_out=out, **arguments, num_warps=within_warps(arguments["D"]))
     return out
 
 
@@ -156,7 +156,7 @@ def within_backward(inputs, grad_out: Tensor, names: list[str]) -> dict[str, Ten
     with on_device(x.device):
         within_bwd_kernel[blocks, heads](
             p_dout=grad_out, p_df=grads["f"], p_dg=grads["g"], p_dv=grads["values"], p_x=x, p_drates=rates,
-            p_dtimes=times, **arguments, num_warps=within_warps("backward", arguments["D"]),
+            p_dtimes=times, **arguments, num_warps=within_warps(arguments["D"]),
         )  # fmt: skip
     if "matrices" in names:  # [H, A, R D]
         upstream = grad_out.permute(2, 3, 0, 1).flatten(2)  # [H, A, N C]

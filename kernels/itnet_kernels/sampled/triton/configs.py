@@ -23,18 +23,23 @@ _TILES = {
     ("forward", 2, False): ListTile(128, 64, 4, 2),
     ("forward", 2, True): ListTile(128, 64, 8, 2),
     ("forward", 4, False): ListTile(64, 32, 4, 1),
-    ("forward", 4, True): ListTile(64, 32, 8, 1),
+    ("forward", 4, True): ListTile(32, 32, 8, 1),
     ("backward", 2, False): ListTile(128, 64, 8, 1),
     ("backward", 2, True): ListTile(64, 64, 8, 1),
-    ("backward", 4, False): ListTile(32, 32, 4, 1),
-    ("backward", 4, True): ListTile(16, 32, 4, 1),
+    ("backward", 4, False): ListTile(32, 16, 4, 1),
+    ("backward", 4, True): ListTile(16, 16, 4, 1),
 }
 # Where these spill or do not fit.
 _SMALLER = {
     ("forward", 2, False): {"ampere": ListTile(64, 64, 4, 2)},
+    ("forward", 2, True): {"ampere": ListTile(64, 64, 8, 2), "other": ListTile(64, 64, 4, 2)},
     ("forward", 4, False): {"ampere": ListTile(32, 32, 4, 1)},
     ("backward", 2, False): {"ampere": ListTile(64, 32, 4, 1), "other": ListTile(64, 32, 4, 1)},
-    ("backward", 2, True): {"ampere": ListTile(64, 32, 8, 1), "other": ListTile(32, 32, 4, 1)},
+    ("backward", 2, True): {
+        "hopper": ListTile(64, 32, 8, 1),
+        "ampere": ListTile(64, 32, 8, 1),
+        "other": ListTile(32, 32, 4, 1),
+    },
 }
 
 
