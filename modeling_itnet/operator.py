@@ -215,7 +215,8 @@ class ITNetOperator(nn.Module):
                 return far
             omega = omega * domain.near(self.config).scale.unsqueeze(-1)
         kernel = self.kernel(domain.frequencies)
-        near = sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
+        given = {"indices": indices, "coefficients": omega, "backend": self.config.backend}
+        near = sampled_transform(heads, domain.coordinates, kernel, **given)
         return near if far is None else near + far
 
     def _near_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
@@ -234,7 +235,8 @@ class ITNetOperator(nn.Module):
             if losses is not None:
                 losses.append(self.proposal.loss(features, domain, draws, kernel))
         given = {"indices": draws.indices, "probabilities": draws.probabilities, "measure": domain.measure}
-        return monte_carlo_transform(heads, domain.coordinates, kernel, **given, is_causal=self.is_causal)
+        given |= {"is_causal": self.is_causal, "backend": self.config.backend}
+        return monte_carlo_transform(heads, domain.coordinates, kernel, **given)
 
     def _anchored_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
         """Returns the integral over anchors only."""
@@ -242,7 +244,7 @@ class ITNetOperator(nn.Module):
         if self.is_causal:
             lists = (part[:, -heads.shape[1] :] for part in anchors[:2])  # those of the queries
             given = dict(zip(("indices", "coefficients"), lists, strict=True)) | _queries(heads, domain)
-            return sampled_transform(keys, domain.keys.coordinates, kernel, **given)
+            return sampled_transform(keys, domain.keys.coordinates, kernel, **given, backend=self.config.backend)
         keys, backend = take(heads, anchors.indices), self.config.backend
         given = {"measure": anchors.measure, "queries": heads, "query_positions": domain.coordinates}
         return integral_transform(keys, anchors.coordinates, kernel, **given, backend=backend)
@@ -304,7 +306,7 @@ def near_integral(
 
     The queries are the keys, unless ``queries`` [B, n_q, H, d_h] at other ``places`` are given.
     """
-    settings = {"measure": domain.measure, "backend": "reference" if config.backend == "reference" else "auto"}
+    settings = {"measure": domain.measure, "backend": config.backend}
     given = {"queries": queries, "query_positions": places, "blocks": near.blocks, "window": near.window}
     out = integral_transform(heads, domain.coordinates, kernel, **given, **settings)
     return out * near.scale[..., None, None].to(out.dtype)

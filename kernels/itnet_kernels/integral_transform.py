@@ -31,6 +31,9 @@ from .near.blocks import Blocks, check_blocks
 from .near.windows import window_sum
 from .per_head import by_head
 from .positions import Coordinates
+from .sampled.list_step import is_list_step, list_step
+from .sampled.list_sum import block_sum, one_list
+from .sampled.sampled import SampledPairs
 from .transforms import is_batched, is_transformed, operator_namespace
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
@@ -75,7 +78,7 @@ def integral_transform(
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
         blocks: takes the sum over the pairs that one or several :class:`Blocks` list, and over no others; omega is
-            not normalised over them. Only "reference" and "tiled" do that.
+            not normalised over them.
         window: says that the pairs of ``blocks`` are those of every query with the last ``window`` keys, itself the
             last of them. Where positions are evenly spaced, they are summed faster (near/windows.py).
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
@@ -97,17 +100,25 @@ def integral_transform(
         check_measure(measure, batch, num_keys)
     if blocks is not None:
         blocks = check_blocks(blocks, batch)
-        if is_causal or backend == "triton":
-            raise ValueError(
-                '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
-            )
-        backend = "tiled" if backend == "auto" else backend
+        if is_causal:
+            raise ValueError("`blocks` does not go with `is_causal`, which the blocks say")
     elif window is not None:
         raise ValueError(f"`window` ({window}) goes with `blocks`, whose pairs it describes, and none were given")
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
         listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
+    omega = uniform_measure(u) if measure is None else measure.to(dtype)
+    if backend == "triton" and is_list_step(queries, u, weights, measure, x.positions, y.positions):
+        listed = None if blocks is None else one_list(blocks, omega)
+        if blocks is None or listed is not None:
+            out = list_step(queries, u, x, y, weights, *((omega,) if listed is None else listed))
+            mass = omega.sum(1)[:, None, None, None] if is_causal else None
+            return (out if mass is None else over_mass(out, mass)).to(queries.dtype)
+    if backend == "triton" and blocks is not None:
+        with torch.autocast(u.device.type, enabled=False):
+            inputs = SampledPairs(queries, u, x, y, weights, backend).list_inputs()
+            return block_sum(inputs._replace(operand_dtype=operand_dtype), omega, blocks).to(queries.dtype)
     with torch.autocast(u.device.type, enabled=False):
         if window is not None and queries is u and weights.w_mid is None:
             steps = x.steps(dtype, window)
@@ -154,7 +165,7 @@ def integral_transform(
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
         if blocks is not None:
             return out.to(queries.dtype)
-        omega = inputs.omega[..., None, None]
+        omega = omega[..., None, None]
         values = inputs.keys * omega
         mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
         b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]

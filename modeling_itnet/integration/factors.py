@@ -155,7 +155,7 @@ class ITNetFactors(nn.Module):
 
     def settings(self, domain: Domain) -> dict[str, Any]:
         """Returns what the operator takes beside features and factors."""
-        given = {"measure": domain.measure, "is_causal": self.config.is_causal}
+        given = {"measure": domain.measure, "is_causal": self.config.is_causal, "backend": self.config.backend}
         if self.log_decay is None:
             return given
         return given | {"decay": self.log_decay.exp(), "positions": domain.coordinates}

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..backends import Backend
 from ..measure import over_mass, uniform_measure, visible_sum
 from ..per_head import by_head
 from ..positions import Coordinates
@@ -22,6 +23,7 @@ def monte_carlo_transform(
     is_causal: bool = False,
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     r"""Returns the importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
 
@@ -37,6 +39,7 @@ def monte_carlo_transform(
         probabilities: p_ij of each drawn key, positive, ``[B, n_q, M]``.
         is_causal: omega is normalised over the keys j <= i + n_k - n_q that query i sees; a hidden key that was drawn
             contributes nothing.
+        backend: as in :func:`sampled_transform`.
     """
     if weights.has_own_hidden:
         settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
@@ -62,4 +65,4 @@ def monte_carlo_transform(
         visible = indices <= last[:, None]
         drawn = over_mass(drawn * visible, visible_sum(measure, num_queries).unsqueeze(-1))
     coefficients = drawn / (indices.shape[2] * probabilities)
-    return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
+    return SampledPairs(queries, u, x, y, weights, backend).transform(indices, coefficients)
