@@ -29,9 +29,7 @@ class Predictions(NamedTuple):
 
     labels: Tensor  # [n or 1, TOP], integers
     probabilities: Tensor  # [n or 1, TOP]
-    gradients: list[
-        Tensor
-    ]  # per layer [n, d]: of the log-probability of the first label in the integral at a position
+    gradients: list[Tensor]  # per layer [n, d]: of log p of the first label, in the integral at each position
 
 
 @dataclass
