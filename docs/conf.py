@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "docstrings",
+    "explorer_page",
     "repository_links",
 ]
 exclude_patterns = ["results", "kernels_learned_notes.md", "guides", "generated/guides/*.ipynb"]
@@ -49,11 +50,13 @@ sphinx_gallery_conf = {
     "min_reported_time": 0,
     "capture_repr": (),
     "plot_gallery": True,
+    "default_thumb_file": str(HERE / "_static" / "integral.png"),
 }
 
 html_theme = "furo"
 html_title = f"ITNet {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/integral.png"
 html_show_sphinx = False
 html_show_copyright = False

@@ -30,7 +30,7 @@ config = model.config
 print(f"{model.num_parameters():,} parameters, {config.integration_mode}, windows of {config.near_size} tokens")
 
 # %%
-# The default of a language model is ``near_far``: the full kernel on the last 16 tokens, and a far field whose state
+# The default of a language model is ``near_far``: the full kernel on the last tokens, and a far field whose state
 # has a fixed size, so that a token costs the same after ten others and after ten thousand.
 #
 # Training
