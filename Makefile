@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes widths padded generation points against bench-gpu clean
+.PHONY: help demo test coverage test-lowest sweep fuzz lint format bench modes widths padded generation points against bench-gpu docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,10 +78,16 @@ against: $(STAMP) ## measure the operator here and in another checkout, in turns
 bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
 	@$(BIN)/python kernels/benchmarks/gpu.py
 
+# One thread, as the guides are small. What is generated is in docs/generated, which is not part of the repository.
+docs: $(STAMP) ## build the documentation into outputs/docs/html, and run its guides
+	@rm -rf docs/generated/api
+	@OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -d outputs/docs/doctrees docs outputs/docs/html
+	@echo "outputs/docs/html/index.html"
+
 format: $(STAMP) ## apply the formatter and the safe lint fixes
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
 clean: ## delete caches and build products (the environment stays)
-	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis .coverage* .import_linter_cache
+	@rm -rf build dist outputs/docs docs/generated .pytest_cache .ruff_cache .hypothesis .coverage* .import_linter_cache
 	@find . -path './$(VENV)*' -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +

@@ -33,6 +33,10 @@ COMMANDS = {
     ),
     "generate": ("generate", "Continue texts with a causal language model."),
     "plot-kernel": ("kernels", "Draw how strongly one layer couples the positions of an input."),
+    "explore": (
+        "explore",
+        "Write a page that evaluates the kernels of a model in the browser, for every query of some inputs.",
+    ),
     "verify": (
         "reports",
         "Measure the paper's theorems: convolution, attention and recurrence as integral operators.",

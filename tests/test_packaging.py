@@ -22,7 +22,7 @@ MAIN = "from itnet_command import main; main()"
 def built(tmp_path_factory):
     """Folder with the two distributions, built of a copy."""
     copy = tmp_path_factory.mktemp("build") / "clone"
-    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "outputs")
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "outputs", "generated")
 
     def ignore(folder, names):
         return {*unwanted(folder, names), *(["data"] if Path(folder) == ROOT else [])}
@@ -60,8 +60,9 @@ def test_wheel(built):
 def test_sdist_is_the_repository(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("configuration/recipes/*.yaml"), *ROOT.glob("docs/**/*.md")]
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("configuration/recipes/*.yaml"), *ROOT.glob("docs/*.md")]
     files += [*ROOT.glob("examples/**/*.py"), *ROOT.glob("examples/checkpoints/*/*"), *ROOT.glob("model_cards/*.md")]
+    files += [*ROOT.glob("docs/api/*.md"), *ROOT.glob("docs/guides/*"), *ROOT.glob("docs/*.py")]
     files += [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md")]
     files += [ROOT / name for name in ("constraints.txt", "constraints-lowest.txt", "examples/data/download.py")]
     assert {file.relative_to(ROOT).as_posix() for file in files} <= names

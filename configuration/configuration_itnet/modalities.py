@@ -57,13 +57,14 @@ class Modality:
     processor: str | type | None = None  # has `from_model_config(config)`, with a tokenizer `(config, tokenizer)`
     reader: str | None = None  # function that reads a path on the command line as a list of inputs for the processor
     plot: str | None = None  # function that draws a kernel for `itnet plot-kernel`
+    example: str | None = None  # function that makes up an input for `itnet explore`
     title: str = ""  # on the card: "an ITNet for <title>"
     inputs: str = ""  # on the card: the forward arguments, and what makes them
 
     def __post_init__(self):
         if not self.name.isidentifier():
             raise ValueError(f"`name` ({self.name!r}) of a modality must be an identifier")
-        for name in ("encoder", "processor", "reader", "plot"):
+        for name in ("encoder", "processor", "reader", "plot", "example"):
             object.__setattr__(self, name, _as_reference(getattr(self, name)))
 
     @property
@@ -110,6 +111,7 @@ _ROWS = (
         processor=".processing.image:ITNetImageProcessor",
         reader=".cli.inputs:read_images",
         plot=".cli.kernels:plot_image",
+        example=".cli.examples:example_image",
         title="images",
         inputs="`pixel_values`, which `AutoImageProcessor` makes",
     ),
@@ -139,6 +141,7 @@ _ROWS = (
         ),
         reader=".cli.inputs:read_texts",
         plot=".cli.kernels:plot_text",
+        example=".cli.examples:example_text",
         title="text",
         inputs="`input_ids` and `attention_mask`, which `AutoTokenizer` makes",
     ),
@@ -160,6 +163,7 @@ _ROWS = (
             ),
         ),
         processor=".processing.multimodal:ITNetProcessor",
+        example=".cli.examples:example_image_and_text",
         title="image and text together",
         inputs="`pixel_values` and `input_ids`, which `AutoProcessor` makes",
     ),
@@ -172,6 +176,7 @@ _ROWS = (
         processor=".processing.point_cloud:ITNetPointCloudProcessor",
         reader=".cli.inputs:read_clouds",
         plot=".cli.kernels:plot_cloud",
+        example=".cli.examples:example_cloud",
         title="point clouds",
         inputs="`points`, which `AutoFeatureExtractor` makes",
     ),
@@ -182,6 +187,7 @@ _ROWS = (
         encoder=".encoders.graph:ITNetGraphEncoder",
         heads=(Head(".heads.graph:ITNetForGraphClassification", "AutoModelForSequenceClassification", "graph-ml"),),
         processor=".processing.graph:ITNetGraphProcessor",
+        example=".cli.examples:example_graph",
         title="graphs",
         inputs="`node_features` or `node_types`, `positions` and `neighbors`, which `AutoFeatureExtractor` makes",
     ),
@@ -191,6 +197,7 @@ _ROWS = (
         is_ordered=True,
         encoder=".encoders.signal:ITNetSignalEncoder",
         heads=(Head(".heads.signal:ITNetForSignalRegression", "AutoModelForTimeSeriesPrediction"),),
+        example=".cli.examples:example_signal",
         title="functions on any mesh",
         inputs="`signal_values` or `inputs_embeds`, and `positions`",
     ),

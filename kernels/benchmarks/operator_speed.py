@@ -157,7 +157,7 @@ def memory_per_token() -> dict[str, float]:
 
 
 def summary(results: dict) -> str:
-    """The README's table."""
+    """The table of docs/speed.md."""
     forward, memory = results["forward"], results["memory"]
     rows = [
         ("`tiled` forward, share of the machine's sgemm rate", f"{forward['share_of_sgemm']:.2f}", "≥ 0.68"),

@@ -1,6 +1,6 @@
 """Runs the benchmarks and prints them as Markdown beside their goals.
 
-python kernels/benchmarks/run.py                       the operator: README.md
+python kernels/benchmarks/run.py                       the operator: docs/speed.md
 python kernels/benchmarks/run.py --modes               whole models in every integration mode: docs/integration.md
 python kernels/benchmarks/run.py --widths              exact models by kernel width beside a ViT
 python kernels/benchmarks/run.py --padded              padded beside unpadded text
@@ -24,10 +24,10 @@ from timing import machine
 LAYERS, POINTS = 2, 100_000  # of a whole run
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-INTEGRATION, GENERATION = (ROOT / "docs" / name for name in ("integration.md", "generation.md"))
+INTEGRATION, GENERATION, SPEED = (ROOT / "docs" / f"{name}.md" for name in ("integration", "generation", "speed"))
 #: File of the results, page and marks, and rounds.
 OUTPUTS = {
-    "operator": ("cpu.json", ROOT / "README.md", "benchmarks", 12),
+    "operator": ("cpu.json", SPEED, "benchmarks", 12),
     "modes": ("modes_cpu.json", INTEGRATION, "benchmarks", 3),
     "widths": ("widths_cpu.json", INTEGRATION, "widths", 5),
     "padded": ("padded_cpu.json", INTEGRATION, "padded", 9),

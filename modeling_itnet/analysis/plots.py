@@ -58,7 +58,7 @@ def plot_image_kernel(
 
     norms = kernel_norms(model, {"pixel_values": pixel_values}, layer, part)[0].mean(0)  # [n, n]
     maps = norms[indices, int(has_cls) :][:, : rows * columns].float().cpu().view(-1, rows, columns)
-    image, extent = _displayed(pixel_values[0]), (0, columns, rows, 0)
+    image, extent = displayed(pixel_values[0]), (0, columns, rows, 0)
     axes = figure.subplots(2, len(queries), squeeze=False)
     for query, values, (above, below) in zip(queries, maps, axes.T, strict=True):
         above.set_title("[CLS]" if query == "cls" else f"patch ({query[0]}, {query[1]})", fontsize=9)
@@ -87,7 +87,7 @@ def plot_text_kernel(
     norms = kernel_norms(model, inputs, layer, part)  # [1, H, n, n]
     if len(norms) != 1 or norms.shape[-1] != len(tokens):
         raise ValueError(f"`inputs` hold {len(norms)} texts of {norms.shape[-1]} tokens, `tokens` {len(tokens)} names")
-    norms, tokens = norms[0].float().cpu(), [_readable(token) for token in tokens]
+    norms, tokens = norms[0].float().cpu(), [readable(token) for token in tokens]
     side = max(2.2, 0.16 * len(tokens) + 0.8)
     figure = _figure(side * len(norms) + 0.8, side + 0.7)
     axes = figure.subplots(1, len(norms), squeeze=False)[0]
@@ -181,7 +181,7 @@ def _draw_map(figure, axis, name: str, values: Tensor) -> None:
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
 
 
-def _readable(token: str) -> str:
+def readable(token: str) -> str:
     """A token as it reads: without the marks of byte-level (Ġ, Ċ), SentencePiece (▁) and WordPiece (##) tokenizers."""
     return token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "↵").removeprefix("##").strip() or "␣"
 
@@ -198,7 +198,7 @@ def _position(query: Query, rows: int, columns: int, has_cls: bool) -> int:
     return int(has_cls) + row * columns + column
 
 
-def _displayed(image: Tensor) -> Tensor:
+def displayed(image: Tensor) -> Tensor:
     """[C, height, width] of any range -> what imshow takes: colour for three channels, otherwise their mean."""
     image = image.detach().float().cpu()
     image = (image - image.min()) / (image.max() - image.min()).clamp(min=1e-12)

@@ -116,6 +116,15 @@ def process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
     return dict(processor(items, return_tensors="pt"))
 
 
+def is_text(source: str) -> bool:
+    """Whether an argument is a text itself, and not the name of a file with texts."""
+    if Path(source).is_file():
+        return False
+    if len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
+        raise ValueError(f"no such file: {source}")
+    return True
+
+
 def read_images(path: Path) -> list[Image.Image]:
     if path.suffix == ".parquet":
         return _column(path, "image")

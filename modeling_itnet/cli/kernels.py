@@ -13,7 +13,7 @@ from configuration_itnet import MODALITIES, find_modality
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
 from . import commands
-from .inputs import TEXT_SUFFIXES, load_model, process, read_inputs, read_tokenizer
+from .inputs import is_text, load_model, process, read_inputs, read_tokenizer
 
 
 @commands.command()
@@ -46,13 +46,8 @@ def plot_image(model, checkpoint: Path, source: str, query: list[str], **picture
 def plot_text(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
     if query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
-    tokenizer = read_tokenizer(checkpoint)
-    if Path(source).is_file():
-        inputs = _read(model, checkpoint, source)
-    elif len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
-        raise ValueError(f"no such file: {source}")
-    else:
-        inputs = process(tokenizer, model.config, [source])
+    tokenizer, is_literal = read_tokenizer(checkpoint), is_text(source)
+    inputs = process(tokenizer, model.config, [source]) if is_literal else _read(model, checkpoint, source)
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     plot_text_kernel(model, inputs, tokens, **picture)
 

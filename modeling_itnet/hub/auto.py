@@ -23,7 +23,7 @@ def register_modality(modality: Modality) -> None:
     """
     if MODALITIES.get(modality.name, modality) != modality:
         raise ValueError(f"`modality` ({modality.name!r}) is in the table already, with other values")
-    for reference in filter(None, (*modality.exported, modality.reader, modality.plot)):
+    for reference in filter(None, (*modality.exported, modality.reader, modality.plot, modality.example)):
         load(reference)  # an error here leaves the table as it was
     MODALITIES[modality.name] = modality
     register_auto_classes()

@@ -103,7 +103,9 @@ def _for_one(modality: Modality, module: Module) -> Module:
     configuration, which Transformers makes to compare with; both hold only what a configuration reads. The module that
     finds encoders becomes one function."""
     if module.name == Modality.__module__:
-        empty = {name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot")}
+        empty = {
+            name: getattr(Modality, name) for name in ("encoder", "heads", "processor", "reader", "plot", "example")
+        }
         rows = [replace(row, **empty, title="", inputs="") for row in (find_modality(ITNetConfig.modality), modality)]
         table = {row.name: row for row in rows}
         lines = module.source.splitlines()

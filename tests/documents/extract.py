@@ -20,7 +20,7 @@ def documents() -> list[Path]:
     """Every Markdown file that a reader of the repository may follow."""
     patterns = ("*.md", "docs/**/*.md", "model_cards/*.md", "examples/**/*.md", "kernels/**/*.md")
     found = {path for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(path for path in found if "outputs" not in path.parts)
+    return sorted(path for path in found if not {"outputs", "generated"} & set(path.parts))
 
 
 def python_blocks(document: Path) -> list[str]:

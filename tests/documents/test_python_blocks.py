@@ -15,8 +15,6 @@ from modeling_itnet.hub import create_checkpoint
 from .extract import ROOT, documents, python_blocks
 
 WITH_BLOCKS = [path for path in documents() if python_blocks(path)]
-#: What makes a long block short: text in it -> text in its place.
-SHORTER = {"for step in range(300):": "for step in range(2):"}
 PRESET_CARDS = {f"{name}.md" for name in preset_names()}
 
 
@@ -24,39 +22,24 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def run(blocks: list[str], name: str) -> dict:
+def run(blocks: list[str], name: str) -> None:
     namespace = {"__name__": "__document__"}
     with contextlib.redirect_stdout(io.StringIO()):
         for block in blocks:
-            for long, short in SHORTER.items():
-                block = block.replace(long, short)
             exec(compile(block, name, "exec"), namespace)
-    return namespace
-
-
-def like_a_clone(folder: Path) -> Path:
-    """A folder to write to, with the bundled data where they are in a clone."""
-    (folder / "examples").mkdir()
-    (folder / "examples" / "data").symlink_to(ROOT / "examples" / "data")
-    return folder
-
-
-def test_what_is_shortened_is_there():
-    blocks = "".join(block for path in WITH_BLOCKS for block in python_blocks(path))
-    assert all(long in blocks for long in SHORTER)
 
 
 @pytest.mark.parametrize("path", [path for path in WITH_BLOCKS if path.name not in PRESET_CARDS], ids=name_of)
 def test_blocks_run(path, tmp_path, monkeypatch):
     torch.manual_seed(0)
     # Paths in examples/ start at the root, from where they read; the other documents write into the current folder.
-    monkeypatch.chdir(ROOT if "examples" in path.parts else like_a_clone(tmp_path))
+    monkeypatch.chdir(ROOT if "examples" in path.parts else tmp_path)
     run(python_blocks(path), name_of(path))
 
 
-def test_the_readme_ends_with_the_operator_of_its_text(tmp_path, monkeypatch):
-    monkeypatch.chdir(like_a_clone(tmp_path))
-    assert run(python_blocks(ROOT / "README.md"), "README.md")["out"].shape == (2, 50, 4, 16)
+def test_the_readme_has_its_ten_lines():
+    (block,) = python_blocks(ROOT / "README.md")
+    assert len([line for line in block.splitlines() if line]) <= 10
 
 
 def test_cards_of_presets_run(tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""Explorer pages in a headless Chromium."""
