@@ -1,6 +1,6 @@
 """Measures how long a page takes from a new query to its map, and takes the pictures of docs/explorer.md.
 
-python -m tests.explorer.record             writes docs/figures/explorer-*.png and docs/results/explorer.json
+python -m tests.explorer.record             writes docs/figures/explorer-*.png and docs/figures/explorer.json
 python -m tests.explorer.record --pictures  the pictures alone
 """
 
@@ -24,7 +24,7 @@ from .browser import Visit, open_browser
 from .cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES, RESULTS = ROOT / "docs" / "figures", ROOT / "docs" / "results" / "explorer.json"
+FIGURES, RESULTS = ROOT / "docs" / "figures", ROOT / "docs" / "figures" / "explorer.json"
 CHECKPOINTS = ROOT / "examples" / "checkpoints"
 FASHION, CLOUDS = CHECKPOINTS / "itnet-tiny-fashion-mnist", CHECKPOINTS / "itnet-tiny-modelnet10"
 # The setting of the goal: n = 1,024 patches, H = 6, d_h = 64, w = 128, 64 frequencies.
