@@ -1,6 +1,7 @@
 """Launches of the low-rank kernels: tensors in the layout [B, n, H, .] in, float32 out."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -165,3 +166,15 @@ def within_backward(inputs, grad_out: Tensor, names: list[str]) -> dict[str, Ten
     if has_decay:
         grads |= {"rates": rates.sum(0), "times": times.sum(1)}
     return {name: grads[name] for name in names}
+
+
+#: What ``fused.py`` calls, by name.
+LAUNCHES = SimpleNamespace(
+    feature_sums=feature_sums,
+    apply_features=apply_features,
+    running_sums=running_sums,
+    project=project,
+    expand=expand,
+    within_forward=within_forward,
+    within_backward=within_backward,
+)

@@ -195,7 +195,7 @@ class TritonLists:
                 if needs_c:
                     grads["coefficients"][chunk] = grad_c.sum((2, 4))
                 if has_bias and any(name in names for name in _OF_BIAS):
-                    self.bias.backward(chunk, grad_pre, grads)
+                    self.bias.add(chunk, grad_pre, grads)
         grads["queries"] = grad_queries.sum(0)
         grads |= {name: part.clone() for name, part in zip(("w_key", "w_product"), content, strict=True)}
         return {name: grads[name] for name in names}
@@ -256,6 +256,7 @@ class ListBias:
     def __init__(self, lists: TritonLists):
         inputs = lists.inputs
         self.lists, self.inputs = lists, inputs
+        self.pending: Tensor | None = None  # dL/dP of queries whose samples were not all there yet
         parts = [getattr(inputs, name) for name in POSITIONS]
         self.is_shared = all(len(part) == 1 for part in (*parts, lists.indices))
         self.dtype = torch.float32 if lists.dtype == torch.float32 else torch.float16
@@ -289,14 +290,22 @@ class ListBias:
         )  # fmt: skip
         return bias, ranges
 
-    def backward(self, chunk: Chunk, grad_pre: Tensor, grads: dict[str, Tensor]) -> None:
-        """Adds a chunk's parts to the gradients in ``grads``, from 2 dL/dpre / scale [b, t, H, w, padded]."""
-        lists, inputs = self.lists, self.inputs
-        grad = grad_pre[..., : lists.length].sum(2, dtype=torch.float32)  # [b, t, w, M]
-        grad *= 0.5 * lists.scale[chunk][..., None, None]
-        samples = chunk.samples
-        if self.is_shared:
-            grad, samples = grad.sum(0, keepdim=True), slice(0, 1)
+    def add(self, chunk: Chunk, grad_pre: Tensor, grads: dict[str, Tensor]) -> None:
+        """The same as :meth:`backward`, from 2 dL/dpre / scale [b, t, H, w, padded]; once for samples that share P."""
+        grad = grad_pre[..., : self.lists.length].sum(2, dtype=torch.float32)  # [b, t, w, M]
+        scale = 0.5 * self.lists.scale[chunk][..., None, None]
+        if not self.is_shared:
+            self.backward(chunk, grad.mul_(scale), grads)
+            return
+        grad = (grad * scale).sum(0, keepdim=True)
+        self.pending = grad if self.pending is None else self.pending.add_(grad)
+        if chunk.samples.stop == self.lists.batch:  # the last ones of these queries
+            self.backward(Chunk(slice(0, 1), chunk.rows), self.pending, grads)
+            self.pending = None
+
+    def backward(self, chunk: Chunk, grad: Tensor, grads: dict[str, Tensor]) -> None:
+        """Adds a chunk's parts to the gradients in ``grads``, given dL/dP [b, t, w, M]."""
+        lists, inputs, samples = self.lists, self.inputs, chunk.samples
         batch, rows = grad.shape[:2]
         lists_of_rows = torch.arange(chunk.rows.start, chunk.rows.stop, device=grad.device) // lists.per_list
         indices = _of(inputs.indices, samples)[:, lists_of_rows].expand(batch, -1, -1).long()  # [b, t, M]
