@@ -16,6 +16,7 @@ ends of the rates that were tried, unless it is an end of the ladder or the budg
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,7 +62,8 @@ class Space:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return re.sub(r"[^\w.+-]", "", text)  # a part of the name of a file
 
 
 @dataclass(frozen=True)
