@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.sparse.csgraph import connected_components
 from scipy.spatial import Delaunay
+from scipy.spatial.distance import directed_hausdorff
 from torch import Tensor
 
 SPLIT_SEED = 0  # of the rows that train, validate and test
@@ -66,21 +68,33 @@ def tensors(values: np.ndarray, positions: np.ndarray, measure: np.ndarray, labe
     return Samples(*(torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in parts))
 
 
-def split(samples: Samples, train: int, validation: int) -> dict[str, Samples]:
+def split(samples: Samples, train: int, validation: int, groups: np.ndarray | None = None) -> dict[str, Samples]:
     """Rows in an order that a seed decides: so many to train on, so many for validation, the rest for the test.
 
-    Labels are divided by the root mean square of each component over the rows that train.
+    Rows of one of ``groups`` [N] stay together, so that the first two parts may have some more. Labels are divided by
+    the root mean square of each component over the rows that train.
     """
-    order = torch.from_numpy(np.random.default_rng(SPLIT_SEED).permutation(len(samples)))
-    unit = samples.labels[order[:train]].square().mean((0, 1)).sqrt()
+    groups = np.arange(len(samples)) if groups is None else groups
+    order = np.random.default_rng(SPLIT_SEED).permutation(np.unique(groups))
+    rows = [np.flatnonzero(groups == group) for group in order]
+    ends = np.cumsum([len(part) for part in rows])
+    first = int(np.searchsorted(ends, train)) + 1
+    second = int(np.searchsorted(ends, ends[first - 1] + validation)) + 1
+    parts = [torch.from_numpy(np.concatenate(part)) for part in (rows[:first], rows[first:second], rows[second:])]
+    unit = samples.labels[parts[0]].square().mean((0, 1)).sqrt()
     samples = Samples(samples.values, samples.positions, samples.measure, samples.labels / unit)
-    parts = order[:train], order[train : train + validation], order[train + validation :]
     return {name: samples.rows(part) for name, part in zip(("train", "validation", "test"), parts, strict=True)}
 
 
 @lru_cache(maxsize=4)
-def read_split(read: Callable[[Path], Samples], folder: Path, train: int, validation: int) -> dict[str, Samples]:
-    return split(read(folder), train, validation)
+def read_split(
+    read: Callable[[Path], Samples],
+    folder: Path,
+    train: int,
+    validation: int,
+    groups: Callable[[Path], np.ndarray] | None = None,
+) -> dict[str, Samples]:
+    return split(read(folder), train, validation, None if groups is None else groups(folder))
 
 
 def node_measure(positions: np.ndarray, triangles: np.ndarray) -> np.ndarray:
@@ -133,6 +147,16 @@ def holed_poisson(folder: Path) -> Samples:
     return tensors(values, positions, measure, data["u"][..., None])
 
 
+def holes_alike(folder: Path) -> np.ndarray:
+    """A number for every geometry, the same for those that a motion of the square maps onto each other: [121].
+
+    Models are trained on images under these motions: no image of a test geometry may be among the others.
+    """
+    corners = _read(folder, "holed_poisson")["mu"]
+    offsets = np.abs(corners - (corners.min(0) + corners.max(0)) / 2)  # of the hole from the middle
+    return np.unique(np.sort(offsets, axis=1).round(3), axis=0, return_inverse=True)[1].reshape(-1)
+
+
 def flow_past_shapes(folder: Path) -> Samples:
     """Steady flow past a body, from the left: pressure and velocity (p, u, v). Inputs: the body and how far it is.
 
@@ -153,12 +177,38 @@ def flow_past_shapes(folder: Path) -> Samples:
     return tensors(np.stack(values), positions, np.stack(measure), labels)
 
 
+def bodies_alike(folder: Path) -> np.ndarray:
+    """A number for every body, the same for one and the body that is nearest to its mirror image, upside down: [75].
+
+    Nearest by the largest distance of a node from those of the other, if that is below 0.015 of the width of bodies.
+    Models are trained on mirror images: that of a test body should not be among them.
+    """
+    data = _read(folder, "flow_past_shapes")
+    bodies = [x[(u == 0) & (v == 0)] for x, u, v in zip(data["positions"], data["u"], data["v"], strict=True)]
+    nodes = np.concatenate(bodies)
+    low, high = nodes.min(0), nodes.max(0)
+    mirrored = [np.stack([x[:, 0], low[1] + high[1] - x[:, 1]], axis=1) for x in bodies]
+    limit = 0.015 * (high - low).max()
+    distances = np.array([[hausdorff_distance(a, b) for b in bodies] for a in mirrored])
+    nearest = distances == distances.min(1, keepdims=True)
+    return connected_components(nearest & (distances < limit), directed=False)[1]
+
+
+def hausdorff_distance(first: np.ndarray, second: np.ndarray) -> float:
+    """The largest distance of a point of either set from the other set: [n, 2], [m, 2] -> a number."""
+    return max(directed_hausdorff(first, second)[0], directed_hausdorff(second, first)[0])
+
+
 def linear_elastic(folder: Path) -> Samples:
-    """Displacements of a plate under a load along an edge. Inputs: the load at the x and at the y of a node, and the
-    boundary of Delaunay's triangulation."""
+    """Displacements of a plate with a round hole under a load along an edge.
+
+    Inputs: the load at the x and at the y of a node, and the boundary. Triangles are Delaunay's, without the hole's.
+    """
     data = _read(folder, "linear_elastic")
     positions, load = data["positions"], data["load"]
+    on_hole = np.abs(np.linalg.norm(positions - 0.5, axis=1) - 0.25) < 1e-3
     triangles = Delaunay(positions).simplices
+    triangles = triangles[~on_hole[triangles].all(1)]
     axis = np.linspace(0, 1, load.shape[1])
     loads = np.stack([[np.interp(x, axis, row) for x in positions.T] for row in load]).transpose(0, 2, 1)  # [N, n, 2]
     shared = np.broadcast_to(boundary_features(positions, triangles), loads.shape)

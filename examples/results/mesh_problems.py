@@ -7,7 +7,8 @@
   regression is among the baselines. It is here to say so, and is only run if it is named.
 
 Every symmetry of a problem is an augmentation of all models: Darcy's and Poisson's equations do not change under the
-eight motions of the square, the flow does not under a reflection. Inputs and Fourier features are the same for all.
+eight motions of the square, the flow does not under a reflection. Geometries that such a motion maps onto each other
+are in the same part of the data. Inputs and Fourier features are the same for all.
 Every model has two rows: with the measure, which makes its sums integrals, and, of the same search, without it.
 """
 
@@ -30,7 +31,7 @@ from common.peers import (
 )
 from fem_meshes import deformed_darcy
 from field_models import OfFields, PointwiseITNet, weighted_errors
-from mesh_data import Samples, flow_past_shapes, holed_poisson, linear_elastic, read_split
+from mesh_data import Samples, bodies_alike, flow_past_shapes, holed_poisson, holes_alike, linear_elastic, read_split
 from mode_problems import NO_DROPOUT, TRAIN
 from particle_problems import ALL_INPUTS, RELATIVE_INPUTS
 from protocol import DECAY, SCALE, Rival, Searched
@@ -264,7 +265,7 @@ def problems(data: Path) -> dict[str, Meshes]:
             "Poisson's equation on a square with a hole",
             2,
             1,
-            load=partial(read_split, holed_poisson, folder, 71, 20),
+            load=partial(read_split, holed_poisson, folder, 70, 20, holes_alike),
             num_nodes=256,
             motions=MOTIONS,
         ),
@@ -273,7 +274,7 @@ def problems(data: Path) -> dict[str, Meshes]:
             "Flow past shapes",
             2,
             3,
-            load=partial(read_split, flow_past_shapes, folder, 45, 10),
+            load=partial(read_split, flow_past_shapes, folder, 45, 10, bodies_alike),
             num_nodes=256,
             motions=UP_DOWN,
             vector=slice(1, 3),

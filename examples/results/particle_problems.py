@@ -144,7 +144,7 @@ def problems() -> dict[str, TypedForces]:
         rates=(3e-3, 1e-2, 3e-2),
         parameters=24_000,
         knobs=KNOBS,
-        clock="exact",
+        clock="near_far",
         held_out=256,
     )
     return {found.name: found}

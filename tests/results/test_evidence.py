@@ -27,6 +27,7 @@ def particles(load_script):
         **{"steps": 4, "tuning_steps": 2, "batch_size": 2, "num_particles": 8, "held_out": 16, "curve": 2},
         **{"parameters": 8000, "budget": 4, "seeds": (1, 2), "timed_seeds": (1, 2)},
         contestants={name: problem.contestants[name] for name in FEW},
+        clock="exact",
     )
 
 

@@ -116,6 +116,36 @@ def test_splits_share_no_row(data):
     torch.testing.assert_close(parts["train"].labels.square().mean((0, 1)), torch.ones(3))
 
 
+def test_groups_stay_together(data):
+    samples = random_samples(data, 12)
+    groups = np.array([0, 0, 0, 1, 1, 2, 3, 3, 4, 4, 4, 5])
+    parts = data.split(samples, 4, 3, groups)
+    found = [
+        {groups[i].item() for row in part.values for i in range(12) if torch.equal(row, samples.values[i])}
+        for part in parts.values()
+    ]
+    assert set.union(*found) == set(range(6)) and sum(map(len, found)) == 6
+    assert len(parts["train"]) >= 4 and len(parts["validation"]) >= 3 and len(parts["test"]) > 0
+
+
+def test_mirror_images_of_bodies_are_alike(data, tmp_path):
+    """Three bodies, the second a mirror image of the first, among three nodes of flow."""
+    first = np.array([[0.0, 0.0], [1.0, 0.2], [0.3, 1.0]])
+    second, third = first * [1, -1] + [0, 1], np.array([[0.0, 0.5], [1.0, 0.0], [1.0, 1.0]])
+    positions = np.stack([np.concatenate([body, [[2, 2], [3, 2], [2, 3]]]) for body in (first, second, third)])
+    flow = np.concatenate([np.zeros((3, 3)), np.ones((3, 3))], axis=1)
+    np.savez(tmp_path / "flow_past_shapes.npz", positions=positions, p=flow, u=flow, v=flow)
+    found = data.bodies_alike(tmp_path).tolist()
+    assert found[0] == found[1] != found[2]
+
+
+def test_holes_that_motions_map_onto_each_other_are_alike(data, tmp_path):
+    corners = np.array([[0.1, 0.2], [0.6, 0.2], [0.2, 0.1], [0.5, 0.6], [0.35, 0.35], [0.1, 0.35], [0.1, 0.6]])
+    np.savez(tmp_path / "holed_poisson.npz", mu=corners)
+    found = data.holes_alike(tmp_path).tolist()
+    assert found[0] == found[1] == found[2] == found[3] and len(set(found)) == 4
+
+
 def test_nodes_are_drawn_with_all_that_belongs_to_them(data, script):
     samples = random_samples(data)
     few = script.drawn(samples, 7, torch.Generator().manual_seed(0))
