@@ -122,7 +122,6 @@ class Trial:
         model, problem = self.problem.build(self.model), self.problem
         start = time.process_time()
         curve, seconds, spent = train(model, problem, self.steps, self.rate, self.seed)
-        tests = problem.tests() if not self.is_tuning else {}
         log = {
             "problem": problem.name,
             "model": self.model,
@@ -137,7 +136,7 @@ class Trial:
             **problem.facts(self.model),
             "validation": curve,  # [step, score]; the score is None if training diverged
             "validation_cpu_seconds": seconds,  # of the steps up to each score
-            "test": {name: evaluate(model, problem, batches) for name, batches in tests.items()},
+            **self.tested(model),
             "training_cpu_seconds": round(spent, 2),
             "cpu_seconds": round(time.process_time() - start, 2),
             "threads": torch.get_num_threads(),
@@ -147,6 +146,11 @@ class Trial:
         text = json.dumps(log, indent=1, default=str) + "\n"
         (folder / f"{self.name}.json").write_text(text, encoding="utf-8")
         return log
+
+    def tested(self, model: nn.Module) -> dict:
+        """What the log says of test data; trials that tune do not read them."""
+        tests = {} if self.is_tuning else self.problem.tests()
+        return {"test": {name: evaluate(model, self.problem, batches) for name, batches in tests.items()}}
 
 
 def train(
