@@ -66,6 +66,8 @@ HELP_ONLY = {
     "tests/hf_suite/run.py": "needs a clone of Transformers",
     "tests/fuzz/run.py": "tests/fuzz",
     "tests/sweep.py": "runs this suite",
+    "tests.explorer.record": "tests/explorer",
+    "examples/space/app.py": "tests/explorer/test_space.py",
 }
 #: Run whole without arguments; any other bare `itnet NAME` in a text is the name of a command.
 WITHOUT_ARGUMENTS = ("itnet info", "itnet bench", "itnet verify")

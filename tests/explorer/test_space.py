@@ -11,7 +11,7 @@ from PIL import Image
 
 pytest.importorskip("gradio", reason="no Gradio: pip install 'itnet[space]'")
 
-from gradio_client import Client, handle_file  # noqa: E402 - after the check above
+from gradio_client import Client, handle_file
 
 SPACE = Path(__file__).resolve().parents[2] / "examples" / "space"
 

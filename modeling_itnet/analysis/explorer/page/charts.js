@@ -16,6 +16,9 @@ function drawDistances(canvas, distances, values, scale, name) {
     context.beginPath();
     context.arc(x(distance), y(value), 3, 0, 7);
     context.fill();
+    context.strokeStyle = css("--muted");
+    context.lineWidth = 0.5;
+    context.stroke();
   }
   context.globalAlpha = 1;
   const bins = means(seen.map(([distance, value]) => [Math.min(7, Math.floor((8 * distance) / far)), value]), 8);
@@ -55,7 +58,7 @@ function axes(context, { left, right, top, bottom }, across, up, name) {
   context.fillText(up[1], left - 4, top + 10);
 }
 
-const COMPASS = ["→", "↘", "↓", "↙", "←", "↖", "↑", "↗"];  // rows of an image count downwards
+const COMPASS = ["→ right", "↘ right, down", "↓ down", "↙ left, down", "← left", "↖ left, up", "↑ up", "↗ right, up"];  // rows of an image count downwards
 
 /** Names of the directions from a query to its keys, and direction(step) -> its number, or null at the query itself. */
 function directions(size, isImage) {

@@ -93,8 +93,8 @@ const explorer = (() => {
     find("mapTitle").textContent = `${name}: ${quantity.title}`;
     find("queryName").textContent = view.name(state.query);
     find("query").value = state.query;
-    drawLegend(find("legend"), scale, name + (state.quantity === "prediction" ? " (nats)" : " (units of u)").replace(
-      " (units of u)", ["action", "output", "component"].includes(state.quantity) ? " (units of u)" : ""));
+    const unit = { action: " (units of u)", output: " (units of u)", component: " (units of u)", prediction: " (nats)" }[state.quantity];
+    drawLegend(find("legend"), scale, name + (unit || " (no unit)"));
     describeMap(values, weights, name);
     const distances = Float64Array.from(values, (_, j) => signal().distance(state.query, j));
     find("distanceTitle").textContent = name;

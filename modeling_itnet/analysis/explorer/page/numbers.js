@@ -9,8 +9,9 @@ function openNumbers(base64) {
   for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);
   const kept = new Map();
   return (place) => {
-    if (!kept.has(place.offset)) kept.set(place.offset, read(place));
-    return kept.get(place.offset);
+    const key = `${place.offset} ${place.shape}`;  // an empty array begins where the next one does
+    if (!kept.has(key)) kept.set(key, read(place));
+    return kept.get(key);
   };
 
   function read(place) {
