@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-#: Sub-command -> the module of modeling_itnet.cli that defines it, and the first sentence of its help.
+#: Sub-command -> the module of modeling_itnet.cli that defines it, and the first sentence of its help. The docstring
+#: of the function that defines it holds further ones.
 COMMANDS = {
     "create": (
         "checkpoints",
@@ -106,10 +107,12 @@ def main() -> None:
 
 def _load(name: str):
     """The sub-command itself, which prints no progress bars beside its answer."""
-    module, _ = COMMANDS[name]
+    module, text = COMMANDS[name]
     commands = importlib.import_module(f"modeling_itnet.cli.{module}").commands
     importlib.import_module("transformers.utils.logging").disable_progress_bar()
-    return typer.main.get_command(commands).commands[name]
+    command = typer.main.get_command(commands).commands[name]
+    command.help = " ".join(filter(None, (text, command.help)))
+    return command
 
 
 def _is_mistake(error: Exception) -> bool:

@@ -22,8 +22,7 @@ from common.data import check_texts, find_column, load_train_and_eval
 from common.losses import next_token_loss
 from common.peers.causal_lm import CAUSAL_PEERS
 from common.runs import build_model, run, start
-from common.streams import TokenBlocks, collate_blocks, count_bytes, token_stream
-from common.text import texts_key
+from common.streams import TokenBlocks, collate_blocks, count_bytes, token_streams
 from common.trainer import ExampleTrainer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -73,15 +72,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     name, length = model_args.model_name_or_path or data_args.tokenizer, data_args.max_seq_length
     tokenizer = load_causal_tokenizer(name, rows[0], column, data_args.vocab_size, length, args)
     end = "\n" if data_args.rows_are == "lines" else tokenizer.eos_token_id
-    folder, vocabulary = Path(args.output_dir) / "tokens", sorted(tokenizer.get_vocab().items())
-    with args.main_process_first(desc="tokenising"):
-        folder.mkdir(parents=True, exist_ok=True)
-        train, test = (
-            token_stream(
-                part, column, tokenizer, end, folder / f"{texts_key(part, (column,), vocabulary, end)}.bin", args
-            )
-            for part in rows
-        )
+    train, test = token_streams(rows, column, tokenizer, end, args)
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     task = {"is_causal": True, "vocab_size": len(tokenizer), "max_position_embeddings": length}
     config = model_args.config("text", **task, **(special if model_args.model_name_or_path is None else {}))

@@ -12,7 +12,6 @@ are joined, a [SEP] after each, and cut into blocks: of --max_seq_length for --f
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,8 +20,8 @@ from common.data import check_texts, find_column, load_train_and_eval
 from common.losses import peer_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
-from common.streams import token_stream
-from common.text import load_tokenizer, texts_key
+from common.streams import token_streams
+from common.text import load_tokenizer
 from common.trainer import ExampleTrainer
 from torch.utils.data import IterableDataset
 from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
@@ -100,20 +99,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     check_texts(rows[1], find_column(rows[1], "text_column", column))
     name = model_args.model_name_or_path or data_args.tokenizer
     tokenizer = load_tokenizer(name, rows[0], (column,), data_args.vocab_size, max(lengths), args)
-    folder, vocabulary = Path(args.output_dir) / "tokens", sorted(tokenizer.get_vocab().items())
-    with args.main_process_first(desc="tokenising"):
-        folder.mkdir(parents=True, exist_ok=True)
-        train, test = (
-            token_stream(
-                part,
-                column,
-                tokenizer,
-                tokenizer.sep_token_id,
-                folder / f"{texts_key(part, (column,), vocabulary)}.bin",
-                args,
-            )
-            for part in rows
-        )
+    train, test = token_streams(rows, column, tokenizer, tokenizer.sep_token_id, args)
     if min(len(train), len(test)) < max(lengths) - 2:
         raise ValueError(f"{len(train)} and {len(test)} tokens do not fill one block of {max(lengths)}")
     batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps

@@ -11,7 +11,7 @@ from itnet_kernels.validation import is_one_of
 
 
 def check_tensor(value: Any, name: str) -> Tensor:
-    """A tensor; says what a list, array or number in its place should have been."""
+    """Returns the value if it is a tensor; says what a list, array or number in its place should have been."""
     if not isinstance(value, Tensor):
         raise ValueError(
             f"`{name}` ({type(value).__name__}) must be a torch.Tensor: a processor or tokenizer makes tensors with "
@@ -23,7 +23,7 @@ def check_tensor(value: Any, name: str) -> Tensor:
 def check_shape(
     value: Tensor | None, name: str, *shapes: list[int | str], note: str = "", may_be_empty: bool = False
 ) -> Tensor:
-    """A tensor of one of the ``shapes``, in which a word is an axis of any length. The ``note`` ends the error."""
+    """Returns a tensor of one of the ``shapes``, where a word is an axis of any length. A ``note`` ends the error."""
     given = None if value is None else list(check_tensor(value, name).shape)
     for shape in shapes if given is not None else ():
         # One by one: sizes may be the symbols of a compiled graph, which `in` cannot compare.
@@ -39,7 +39,7 @@ def check_shape(
 def check_mask(
     mask: Tensor | None, batch: int, count: int, name: str = "attention_mask", may_be_empty: bool = False
 ) -> Tensor | None:
-    """A padding mask as float32 zeros and ones [B, n], or None; says what is wrong with one that does not fit.
+    """Returns a padding mask as float32 zeros and ones [B, n], or None; says what is wrong with one that does not fit.
 
     A piece of a text ``may_be_empty``, all of it padding; a whole text may not.
     """
@@ -61,7 +61,7 @@ def check_mask(
 
 
 def check_ids(ids: Tensor, count: int, name: str, limit: str) -> Tensor:
-    """Indices of an embedding of ``count`` rows; says which are out of its range, and what sets that range."""
+    """Returns the indices of an embedding of ``count`` rows; says which are out of range, and what sets it."""
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"`{name}` ({ids.dtype}) must be integers, from 0 to {count - 1}")
     if may_look_at(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
@@ -100,7 +100,7 @@ def check_labels(labels: Tensor, logits: Tensor, problem_type: str) -> None:
 
 
 def input_dtype(layer: nn.Module) -> torch.dtype:
-    """The dtype in which a layer takes its input: that of its weight, or of its bias where the weight is quantised.
+    """Returns the dtype that a layer takes: that of its weight, or of its bias where the weight is quantised.
 
     Quantised layers hold integers, or a method that unpacks them, and then take the default dtype at worst.
     """

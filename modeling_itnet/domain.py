@@ -79,7 +79,7 @@ class Domain:
         return self.coordinates.frequencies
 
     def gamma(self, dtype: torch.dtype) -> Tensor:
-        """gamma(x), [B or 1, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
+        """Returns gamma(x), [B or 1, n, F]: computed in float64 where the device has it, then rounded to ``dtype``."""
         return self.coordinates.features_in(dtype)
 
     @property
@@ -95,7 +95,7 @@ class Domain:
         return self._keys
 
     def span(self, start: int, stop: int) -> "Domain":
-        """The domain of some neighbouring positions of all samples."""
+        """Returns the domain of some neighbouring positions of all samples."""
         if (start, stop) not in self._spans:
             positions, measure = self.positions[..., start:stop, :], self.measure[:, start:stop]
             self._spans[start, stop] = Domain(positions, measure, self.frequencies)
@@ -111,7 +111,7 @@ class Domain:
         return self._edges
 
     def near(self, config: ITNetConfig) -> Near:
-        """The neighbourhood of every position."""
+        """Returns the neighbourhood of every position."""
         if _near_key(config) not in self._near or self.measure.requires_grad:
             self.set_near(config, find_near(config, self))
         return self._near[_near_key(config)]
@@ -123,7 +123,7 @@ class Domain:
     def resolve(
         self, config: ITNetConfig, training: bool, find: Callable[..., Anchors] = find_anchors
     ) -> list["Domain"]:
-        """The samples by the way in which they are integrated: one domain for each, with ``mode`` and ``samples``.
+        """Returns a domain for each way in which samples are integrated, with its ``mode`` and its ``samples``.
 
         Parts that are integrated over anchors have these too; ``find`` finds them. As many anchors as there are
         positions, padding included, are exact.
@@ -141,7 +141,7 @@ class Domain:
         return self._parts[key]
 
     def _documents(self) -> Iterator["Domain"]:
-        """Domains of documents in place of the rows that they stand in."""
+        """Yields domains of documents in place of the rows that they stand in."""
         batch = self.measure.shape[0]
         for rows in self.documents.rows:
             positions, measure = (
@@ -153,7 +153,7 @@ class Domain:
             yield part
 
     def select(self, samples: Tensor | None) -> "Domain":
-        """The domain of some samples of the batch, by their numbers [b]; None for all of them."""
+        """Returns the domain of some samples of the batch, by their numbers [b]; None for all of them."""
         if samples is None:
             same = self.replaced()
             same._near = self._near
@@ -163,19 +163,19 @@ class Domain:
         return self.replaced(coordinates=coordinates, measure=measure, neighbors=neighbors)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """What belongs to this part of a tensor [B, n, d]: rows of it, or documents in these."""
+        """Returns what belongs to this part of a tensor [B, n, d]: rows of it, or documents in these."""
         if self.rows is not None:
             return take_rows(tensor, self.rows)
         return tensor if self.samples is None else tensor.index_select(0, self.samples)
 
     def replaced(self, **parts: Tensor | Coordinates | None) -> "Domain":
-        """The same domain with other parts in some places, and with nothing kept but what the coordinates keep."""
+        """Returns the same domain with other parts in some places. Nothing is kept but what the coordinates keep."""
         given = {name: parts.get(name, getattr(self, name)) for name in _PARTS}
         given |= {"is_padded": self.is_padded, "layout": self.layout, "documents": self.documents}
         return Domain(given.pop("coordinates"), **given, past=self.past)
 
     def to(self, device, non_blocking: bool = False) -> "Domain":
-        """The domain on another device, for models whose layers are on several."""
+        """Returns the domain on another device, for models whose layers are on several."""
         device = torch.device(device)
         if device == self.positions.device:
             return self
@@ -195,12 +195,12 @@ class Domain:
 
 
 def _near_key(config: ITNetConfig) -> tuple:
-    """What neighbourhoods depend on beside the domain."""
+    """Returns what neighbourhoods depend on beside the domain."""
     return config.near_size, config.near_radius, config.is_causal
 
 
 def merge(parts: list[Domain], tensors: list[Tensor], shape: torch.Size) -> Tensor:
-    """The tensors of all parts of a batch as one of the given shape [B, n, d], in the order of the batch."""
+    """Returns the tensors of all parts of a batch as one of the given shape [B, n, d], in the order of the batch."""
     if parts[0].rows is not None:
         rows = torch.cat([part.rows.flatten() for part in parts])
         slots = rows.argsort()[(rows < 0).sum() :]  # of every position in the documents, which lie one after the other

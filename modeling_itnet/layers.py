@@ -78,7 +78,7 @@ class ITNetLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, domain: Domain, kept: "ITNetCacheLayer | None" = None
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden_states [B, n, d] -> [B, n, d] and the operator's proposal loss, if it trains a proposal.
+        """Maps hidden_states [B, n, d] to [B, n, d] and the operator's proposal loss, if it trains a proposal.
 
         ``kept`` is this layer's part of a cache.
         """
@@ -90,7 +90,7 @@ class ITNetLayer(GradientCheckpointingLayer):
 
 
 def checkpointed(checkpoint: Callable, layer: Callable, hidden_states: Tensor, domain: Domain):
-    """``checkpoint(layer, hidden_states, domain)``, with a gradient for what is inside of the domain.
+    """Returns ``checkpoint(layer, hidden_states, domain)``, with a gradient for what is inside of the domain.
 
     Reentrant checkpoints detach the tensors among their arguments and follow gradients through these alone.
     """

@@ -10,23 +10,23 @@ from configuration_itnet import MODALITIES, Head, ITNetConfig, Modality, find_mo
 
 
 def load(reference: str):
-    """What a reference of the table names: "module:name", or ".module:name" in this package."""
+    """Returns what a reference of the table names: "module:name", or ".module:name" in this package."""
     module, name = reference.split(":")
     return getattr(import_module(module, __package__), name)
 
 
 def find_encoder(config: ITNetConfig) -> type[nn.Module]:
-    """The encoder of a configuration's modality. An exported model imports the one that it has instead."""
+    """Returns the encoder of a configuration's modality. An exported model imports the one that it has instead."""
     return load(find_modality(config.modality).encoder)
 
 
 def find_heads() -> Iterator[tuple[type, Head, Modality]]:
-    """All classes of models with a head, with what the table says of them."""
+    """Yields all classes of models with a head, with what the table says of them."""
     for row in MODALITIES.values():
         for head in row.heads:
             yield load(head.model), head, row
 
 
 def find_head(model_class: type) -> Head | None:
-    """What the table says of a class of models; None for the bare model, and for classes that it does not know."""
+    """Returns what the table says of a class of models; None for the bare model and for unknown classes."""
     return next((head for cls, head, _ in find_heads() if cls is model_class), None)

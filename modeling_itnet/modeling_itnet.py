@@ -3,7 +3,7 @@
 
 import inspect
 import json
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,6 +45,12 @@ class ITNetPreTrainedModel(PreTrainedModel):
     _no_split_modules = ("ITNetLayer",)
     _keep_in_fp32_modules_strict = ("fourier.frequencies",)
     _can_record_outputs = {"hidden_states": ITNetLayer}
+
+    def __init__(self, config: ITNetConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        parameters = inspect.signature(type(self).forward).parameters.values()
+        self._argument_names = [p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD]
+        self.register_forward_pre_hook(_main_input_first, with_kwargs=True)
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
@@ -133,7 +139,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
         return fit(self, calibration_data, **neighbourhood, rank=rank, **settings)
 
     def _fit_code(self, name: str):
-        """The module that fits one mode to another, for the method of this name."""
+        """Returns the module that fits one mode to another, for the method of this name."""
         if self.is_remote_code():
             raise ImportError(f"`{name}` needs the itnet package, and the model to be loaded by its classes")
         return _package()[1]
@@ -154,7 +160,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """App. init of the paper; what is not named there keeps Transformers' N(0, initializer_range^2).
+        """Follows App. init of the paper; what is not named there keeps Transformers' N(0, initializer_range^2).
 
         Transformers skips modules of outside code that own no tensor themselves, so that a parent cannot initialise
         its linear layers: these carry the name of their scheme in an attribute ``initialization``.
@@ -170,8 +176,25 @@ class ITNetPreTrainedModel(PreTrainedModel):
             reset_linear(module, self.config)
 
 
+def _main_input_first(model: ITNetPreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Names the positional arguments of a call, before a forward whose signature begins with another input.
+
+    They are `model.main_input_name`, then those of the signature, in its order, that the modality takes: a text model
+    is called by ``model(input_ids, attention_mask)``, as any other of Transformers.
+    """
+    names = model._argument_names
+    if not args or names[0] == model.main_input_name:
+        return None
+    if model is model.base_model:  # a head's signature has nothing but what its modality takes
+        names = [name for name in names if name in model.encoder.required + model.encoder.optional]
+    names = list(dict.fromkeys([model.main_input_name, *names]))
+    if len(args) > len(names):
+        raise TypeError(f"forward takes at most {len(names)} positional arguments, {names}, got {len(args)}")
+    return (), dict(**dict(zip(names, args, strict=False)), **kwargs)  # an error if one is named too
+
+
 def _broken_weights(name) -> str:
-    """The files of weights in the folder ``name`` that are not what they should be; without a folder, ``name``."""
+    """Returns the files of weights in the folder ``name`` that cannot be read; without a folder, ``name``."""
     broken = []
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
@@ -198,7 +221,7 @@ def _forget_missing_code(folder: Path) -> None:
 
 
 def _package():
-    """The exporter and the fits: what works on models, and is not exported with them."""
+    """Returns the exporter and the fits, which work on models and are not exported with them."""
     try:
         from modeling_itnet.hub import export
         from modeling_itnet.integration import fit
@@ -261,31 +284,6 @@ labels (`torch.Tensor` of shape `(batch_size,)` or `(batch_size, num_labels)`, *
 """
 
 
-def main_input_first(forward):
-    """Wraps a forward whose signature does not always begin with the main input of the model.
-
-    The signature stays as it is for whoever inspects it. Positional arguments are `model.main_input_name`, then those
-    of the signature, in its order, that the modality takes: a text model is called by
-    ``model(input_ids, attention_mask)``, as any other of Transformers.
-    """
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
-
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        if not args or names[0] == self.main_input_name:
-            return forward(self, *args, **kwargs)
-        order = names  # of a head, whose signature has nothing but what its modality takes
-        if self is self.base_model:
-            order = [name for name in names if name in self.encoder.required + self.encoder.optional]
-        order = list(dict.fromkeys([self.main_input_name, *order]))
-        if len(args) > len(order):
-            raise TypeError(f"forward takes at most {len(order)} positional arguments, {order}, got {len(args)}")
-        return forward(self, **dict(zip(order, args, strict=False)), **kwargs)
-
-    return wrapper
-
-
 @auto_docstring(
     custom_intro="""
     The bare ITNet: a stack of learnable integral operators on the signal that the encoder of `config.modality` makes.
@@ -315,7 +313,6 @@ class ITNetModel(ITNetPreTrainedModel):
             )
         encoder.word_embeddings = value
 
-    @main_input_first
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring(custom_args=INPUTS)
@@ -371,20 +368,28 @@ class ITNetModel(ITNetPreTrainedModel):
             hidden_states, proposal_loss = layer(hidden_states, domain, *kept)
             if proposal_loss is not None:
                 proposal_losses.append(proposal_loss)
-        hidden_states = self.layernorm(hidden_states)
-        proposal_loss = torch.stack(proposal_losses).mean() if proposal_losses else None
+        hidden_states, measure = self.layernorm(hidden_states), domain.measure
+        if domain.past is not None:
+            pooled = None  # it is that of all tokens, or none
+        elif self.config.pooling == "cls":  # the first position that is not padding, the first of equals
+            samples = torch.arange(hidden_states.shape[0], device=hidden_states.device)
+            pooled = hidden_states[samples, (measure > 0).int().argmax(1)]
+        elif self.config.pooling == "max":  # of each feature, over positions that are not padding
+            lowest = torch.finfo(hidden_states.dtype).min
+            pooled = hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
+        else:  # the integral against the measure, over its total; 0 if all of a piece of a text is padding
+            total = measure.sum(1, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
+            pooled = torch.einsum("bn,bnd->bd", (measure / total).to(hidden_states.dtype), hidden_states)
         return ITNetModelOutput(
-            last_hidden_state=hidden_states,
-            pooler_output=None
-            if domain.past
-            else self._pooled(hidden_states, domain.measure),  # of all tokens, or none
+            last_hidden_state=hidden_states,  # [B, n, d]
+            pooler_output=pooled,  # [B, d]
             past_key_values=cache,
-            proposal_loss=proposal_loss,
+            proposal_loss=torch.stack(proposal_losses).mean() if proposal_losses else None,
         )
 
     def _find_cache(self, given: Cache | None, is_wanted: bool | None, inputs: dict[str, Tensor]) -> ITNetCache | None:
-        """The cache that is given, or a new one if there should be one: for causal models of texts, but neither in
-        training nor in an exported graph, whose outputs are tensors."""
+        """Returns the cache that is given, or a new one if there should be one: for causal models of texts, but
+        neither in training nor in an exported graph, whose outputs are tensors."""
         if given is None:
             may_have_one = self.config.is_causal and find_modality(self.config.modality).has_tokens
             may_have_one = may_have_one and not (self.training or torch.compiler.is_exporting())
@@ -398,21 +403,8 @@ class ITNetModel(ITNetPreTrainedModel):
         given.check(self.config, next(inputs[name] for name in self.encoder.required if name in inputs))
         return given
 
-    def _pooled(self, hidden_states: Tensor, measure: Tensor) -> Tensor:
-        """One vector for each sample, of hidden states [B, n, d]: [B, d]."""
-        if self.config.pooling == "cls":  # the first position that is not padding, the first of equals
-            samples = torch.arange(hidden_states.shape[0], device=hidden_states.device)
-            return hidden_states[samples, (measure > 0).int().argmax(1)]
-        if self.config.pooling == "max":  # of each feature, over positions that are not padding
-            lowest = torch.finfo(hidden_states.dtype).min
-            return hidden_states.masked_fill(measure.unsqueeze(-1) == 0, lowest).amax(1)
-        # the integral against the measure, over its total; 0 if all of a piece of a text is padding
-        total = measure.sum(1, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
-        weights = (measure / total).to(hidden_states.dtype)
-        return torch.einsum("bn,bnd->bd", weights, hidden_states)
-
     def _check_inputs(self, given: dict[str, Tensor]) -> None:
-        """Exactly one of the encoder's required inputs, and nothing it does not know; all are tensors of samples."""
+        """Checks for exactly one of the encoder's required inputs, nothing that it does not know, and tensors only."""
         encoder, modality = self.encoder, self.config.modality
         extra = [name for name in given if name not in encoder.required + encoder.optional]
         if extra:
@@ -461,7 +453,7 @@ class ITNetHead(ITNetPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> ModelOutput:
-        """What the head returns: its ``predictions``, and (loss + lambda proposal_loss) share as its loss.
+        """Makes what the head returns: its ``predictions``, and (loss + lambda proposal_loss) share as its loss.
 
         ``loss`` is the mean over the ``labels`` of the batch. If it is not given, it is that of the "logits" [..., C]
         by `config.problem_type`:

@@ -53,7 +53,7 @@ class ITNetFourierFeatures(nn.Module):
         init.copy_(self.frequencies, self.draw())
 
     def forward(self, positions: Tensor) -> Tensor:
-        """positions [..., s] -> [..., 2L] in float32 (the coordinates themselves if L = 0)."""
+        """Maps positions [..., s] to [..., 2L] in float32, or to the coordinates themselves if L = 0."""
         return fourier_features(positions.float(), self.frequencies)
 
     @property
@@ -160,7 +160,7 @@ class ITNetOperator(nn.Module):
         return_proposal_loss: bool = False,
         is_projected: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """features [B, n, d] on a domain -> [B, n, d].
+        """Maps features [B, n, d] on a domain to [B, n, d].
 
         Alone, an operator also takes positions [n, s] or [B, n, s] in place of the domain, with their measure [B, n],
         which is 0 on padding; None is the uniform one, 1/n. On request it returns a pair of the output and the loss
@@ -202,11 +202,11 @@ class ITNetOperator(nn.Module):
         return (out, torch.stack(losses).mean() if losses else None) if return_proposal_loss else out
 
     def integral(self, features: Tensor, domain: Domain) -> Tensor:
-        """The heads' integrals side by side, before W^O: [B, n, d]."""
+        """Returns the heads' integrals side by side, before W^O: [B, n, d]."""
         return self.forward(features, domain, is_projected=False)
 
     def _edge_integral(self, heads: Tensor, domain: Domain) -> Tensor:
-        """The integral over the edges of each query only, all of them in every mode."""
+        """Returns the integral over the edges of each query only, all of them in every mode."""
         indices, omega = domain.edges
         far = None
         if domain.mode in ("low_rank", "near_far"):
@@ -215,17 +215,18 @@ class ITNetOperator(nn.Module):
                 return far
             omega = omega * domain.near(self.config).scale.unsqueeze(-1)
         kernel = self.kernel(domain.frequencies)
-        near = sampled_transform(heads, domain.coordinates, kernel, indices=indices, coefficients=omega)
+        given = {"indices": indices, "coefficients": omega, "backend": self.config.backend}
+        near = sampled_transform(heads, domain.coordinates, kernel, **given)
         return near if far is None else near + far
 
     def _near_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
-        """The integral over the neighbourhood of every position, with the full kernel."""
+        """Returns the integral over the neighbourhood of every position, with the full kernel."""
         kernel, near = self.kernel(domain.frequencies), domain.near(self.config)
         queries, places = (None, None) if domain.past is None else (heads, domain.coordinates)
         return near_integral(keys, domain.keys, kernel, near, self.config, queries, places)
 
     def _sampled_integral(self, heads: Tensor, domain: Domain, losses: list[Tensor] | None) -> Tensor:
-        """Monte Carlo estimate with fresh samples. Indices and probabilities are constants to every gradient."""
+        """Returns a Monte Carlo estimate with fresh samples, which are constants to every gradient."""
         features, kernel = heads.flatten(-2), self.kernel(domain.frequencies)
         if self.proposal is None:
             draws = draw_from_measure(domain.measure, self.config.num_samples, self.is_causal)
@@ -234,15 +235,16 @@ class ITNetOperator(nn.Module):
             if losses is not None:
                 losses.append(self.proposal.loss(features, domain, draws, kernel))
         given = {"indices": draws.indices, "probabilities": draws.probabilities, "measure": domain.measure}
-        return monte_carlo_transform(heads, domain.coordinates, kernel, **given, is_causal=self.is_causal)
+        given |= {"is_causal": self.is_causal, "backend": self.config.backend}
+        return monte_carlo_transform(heads, domain.coordinates, kernel, **given)
 
     def _anchored_integral(self, heads: Tensor, keys: Tensor, domain: Domain) -> Tensor:
-        """The integral over anchors only."""
+        """Returns the integral over anchors only."""
         anchors, kernel = domain.anchors, self.kernel(domain.frequencies)
         if self.is_causal:
             lists = (part[:, -heads.shape[1] :] for part in anchors[:2])  # those of the queries
             given = dict(zip(("indices", "coefficients"), lists, strict=True)) | _queries(heads, domain)
-            return sampled_transform(keys, domain.keys.coordinates, kernel, **given)
+            return sampled_transform(keys, domain.keys.coordinates, kernel, **given, backend=self.config.backend)
         keys, backend = take(heads, anchors.indices), self.config.backend
         given = {"measure": anchors.measure, "queries": heads, "query_positions": domain.coordinates}
         return integral_transform(keys, anchors.coordinates, kernel, **given, backend=backend)
@@ -253,7 +255,7 @@ class ITNetOperator(nn.Module):
         return ITNetFourierFeatures(self.config).frequencies
 
     def _joined(self, out: Tensor, parts: list[Domain]) -> Tensor:
-        """``out``, with a gradient of 0 for the parameters of modes that no sample of this batch takes.
+        """Returns ``out``, with a gradient of 0 for the parameters of modes that no sample of this batch takes.
 
         Processes that train together must agree on which parameters have gradients, and their batches may differ.
         """
@@ -270,7 +272,7 @@ class ITNetOperator(nn.Module):
         return out
 
     def add_proposal(self) -> None:
-        """A new proposal, unless there is one or Monte Carlo integration samples from the measure."""
+        """Adds a new proposal, unless there is one or Monte Carlo integration samples from the measure."""
         if self.proposal is None and self.config.has_proposal:
             weight = self.output.weight
             self.proposal = ITNetProposal(self.config)
@@ -278,7 +280,7 @@ class ITNetOperator(nn.Module):
             self.proposal.to(weight.device, weight.dtype).train(self.training)
 
     def _check_parts(self, mode: str) -> None:
-        """The mode may have been changed after the parameters were made."""
+        """Raises an error if the mode was changed to one that has no parameters here."""
         for name in {"low_rank": ("factors",), "near_far": ("kernel", "factors")}.get(mode, ("kernel",)):
             if getattr(self, name) is None:
                 raise ValueError(
@@ -287,7 +289,7 @@ class ITNetOperator(nn.Module):
 
 
 def _queries(heads: Tensor, domain: Domain) -> dict[str, Any]:
-    """The queries of a call whose keys begin before them, in a cache; nothing where the queries are the keys."""
+    """Returns the queries of a call whose keys begin before them, in a cache; nothing where they are the keys."""
     return {} if domain.past is None else {"queries": heads, "query_positions": domain.coordinates}
 
 
@@ -300,18 +302,18 @@ def near_integral(
     queries: Tensor | None = None,
     places: Coordinates | None = None,
 ) -> Tensor:
-    """scale_i sum_{j in N(i)} omega_j K_ij u_j for heads [B, n, H, d_h] on a domain: [B, n_q, H, d_h].
+    """Returns scale_i sum_{j in N(i)} omega_j K_ij u_j for heads [B, n, H, d_h] on a domain: [B, n_q, H, d_h].
 
     The queries are the keys, unless ``queries`` [B, n_q, H, d_h] at other ``places`` are given.
     """
-    settings = {"measure": domain.measure, "backend": "reference" if config.backend == "reference" else "auto"}
-    given = {"queries": queries, "query_positions": places, "blocks": near.blocks}
+    settings = {"measure": domain.measure, "backend": config.backend}
+    given = {"queries": queries, "query_positions": places, "blocks": near.blocks, "window": near.window}
     out = integral_transform(heads, domain.coordinates, kernel, **given, **settings)
     return out * near.scale[..., None, None].to(out.dtype)
 
 
 def find_operators(model: nn.Module) -> list[ITNetOperator]:
-    """The operators of all layers, in their order."""
+    """Returns the operators of all layers, in their order."""
     return [module for module in model.modules() if isinstance(module, ITNetOperator)]
 
 
@@ -336,7 +338,7 @@ _REMEDIES = {
 
 
 def check_parts(config: ITNetConfig, missing_keys: Iterable[str]) -> None:
-    """An error if a checkpoint has operators, but not the parameters of the mode that it is loaded for."""
+    """Raises an error if a checkpoint has operators, but not the parameters of the mode that it is loaded for."""
     missing = {key.partition(".operator.")[2].partition(".")[0] for key in missing_keys if ".operator." in key}
     if "output" in missing:  # no operators at all: nothing was to be loaded
         return

@@ -4,7 +4,7 @@
 from itnet_kernels import KERNEL_INPUTS
 
 from .configuration_itnet import ITNetConfig
-from .modalities import MODALITIES, Head, Modality, find_modality, task_settings
+from .modalities import MODALITIES, Head, Modality, find_modality, find_task, task_settings
 from .preset_files import preset_names
 from .rules import check_names
 
@@ -16,6 +16,7 @@ __all__ = [
     "Modality",
     "check_names",
     "find_modality",
+    "find_task",
     "preset_names",
     "task_settings",
 ]

@@ -46,159 +46,132 @@ class ITNetConfig(PreTrainedConfig):
     where `ω` is the measure (it sums to 1) and `z_ij` the kernel input: positions and features of both ends. A layer
     is `W^O concat(heads) + W_θ u`, then a feed-forward network, both pre-norm with a residual connection.
 
-    The defaults are those of `itnet-base` on images; [`ITNetConfig.from_preset`] loads the other sizes. A value out of
-    its range, or two that do not fit together, is a `ValueError`; a value of the wrong type, or a string that is not
-    among the listed ones, is the `StrictDataclassFieldValidationError` that Transformers uses everywhere.
+    Types and defaults stand in the signature. The defaults are those of `itnet-base` on images;
+    [`ITNetConfig.from_preset`] loads the other sizes. A value out of its range, or two that do not fit together, is a
+    `ValueError`; a value of the wrong type, or a string that is not among the listed ones, is the
+    `StrictDataclassFieldValidationError` that Transformers uses everywhere.
 
     Args:
-        modality (`str`, *optional*, defaults to `"image"`): Which encoder turns the inputs into a signal: `"image"`,
-            `"text"`, `"multimodal"` (image and text on one joint domain), `"point_cloud"`, `"graph"`, `"signal"`
-            (features and positions are given directly), or one that `modeling_itnet.register_modality` has added.
+        modality: Which encoder turns the inputs into a signal: `"image"`, `"text"`, `"multimodal"` (image and text on
+            one joint domain), `"point_cloud"`, `"graph"`, `"signal"` (features and positions are given directly), or
+            one that `modeling_itnet.register_modality` has added.
 
-        > Width and depth
+    Width and depth:
+        hidden_size: Features per position, `d`; a multiple of the heads.
+        num_hidden_layers: Number of layers, `L`. The two output projections of a layer start scaled by `1/√(2L)`.
+        num_attention_heads: Number of heads, `H`: independent kernels, each on its own slice of `d_h = d/H` features.
+            For a fixed `d`, kernels have `w_κ d²/H` output weights in all.
+        intermediate_size: Hidden units of the feed-forward network. `None` becomes `4 d`.
+        hidden_act: Activation of the feed-forward network, by its name in Transformers. Kernels always have the exact
+            (erf) GELU.
 
-        hidden_size (`int`, *optional*, defaults to 768): Features per position, `d`; a multiple of the heads.
-        num_hidden_layers (`int`, *optional*, defaults to 12): Number of layers, `L`. The two output projections of a
-            layer start scaled by `1/√(2L)`.
-        num_attention_heads (`int`, *optional*, defaults to 12): Number of heads, `H`: independent kernels, each on its
-            own slice of `d_h = d/H` features. For a fixed `d`, kernels have `w_κ d²/H` output weights in all.
-        intermediate_size (`int`, *optional*): Hidden units of the feed-forward network. `None` becomes `4 d`.
-        hidden_act (`str`, *optional*, defaults to `"gelu"`): Activation of the feed-forward network, by its name in
-            Transformers. The kernel MLP always uses the exact (erf) GELU.
+    Positions:
+        position_dim: Coordinates per position, `s`. `None` becomes 2 for images and multimodal input, 1 for text, 3
+            for point clouds and 8 for graphs (Laplacian eigenvectors). Only graphs may have another number, and a
+            `"signal"` must say its own.
+        num_fourier_features: Frequencies `L_f` of the map `γ(x) = [sin(2πBx); cos(2πBx)]` with a frozen `B [L_f, s]`.
+            0 turns the map off: `γ(x) = x`.
+        fourier_scale: Standard deviation of the entries of `B`, in cycles per unit of length. Kernels vary faster with
+            position if it is larger.
+        fourier_seed: Seed that draws `B`, which encoder and layers share.
 
-        > Positions
+    Kernel:
+        kernel_hidden_size: Hidden units of the kernel MLP, `w_κ`, on which the cost of a pair depends linearly.
+        kernel_num_layers: Linear layers of the kernel MLP: 2, or 3, at more cost.
+        kernel_init_scale: `ε` of the initial `W2 = ε N(0, 1/w_κ)`: how far the kernel starts from the identity. At 0,
+            a head starts as the mean of the signal.
+        kernel_inputs: The groups that the kernel sees, of `"x"`, `"y"`, `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`,
+            `"u_x*u_y"`, where `x` is the query end and `y` the key end. They are stored in this order. Without any,
+            the kernel is constant.
+        kernel_output_sharing: `"per_head"`: `W2 [H, d_h², w_κ]`, `b2 [H, d_h²]`. `"shared"`: all heads of a layer
+            share one `W2` and `b2`.
+        kernel_input_sharing: `"shared"`: all heads of a layer share `W1` and `b1`. `"per_head"`: each has its own, so
+            that a narrow kernel still has `H w_κ` hidden functions; the heads then share no work on positions.
 
-        position_dim (`int`, *optional*): Coordinates per position, `s`. `None` becomes 2 for images and multimodal
-            input, 1 for text, 3 for point clouds and 8 for graphs (Laplacian eigenvectors). Only graphs may have
-            another number, and a `"signal"` must say its own.
-        num_fourier_features (`int`, *optional*, defaults to 64): Frequencies `L_f` of the map
-            `γ(x) = [sin(2πBx); cos(2πBx)]` with a frozen `B [L_f, s]`. 0 turns the map off: `γ(x) = x`.
-        fourier_scale (`float`, *optional*, defaults to 10.0): Standard deviation of the entries of `B`, in cycles per
-            unit of length. Kernels vary faster with position if it is larger.
-        fourier_seed (`int`, *optional*, defaults to 0): Seed that draws `B`, which encoder and layers share.
+    Integration:
+        integration_mode: How the sum over `j` is taken. `"exact"`: over all `n` keys, `O(n²)`. `"near_far"`: over a
+            neighbourhood with the full kernel and over all keys with a low-rank one, `O(n)`. `"low_rank"`: over all
+            keys with a low-rank kernel alone, `O(n)`. `"monte_carlo"`: over `num_samples` keys per query, `O(n)`,
+            which a learned proposal draws from `n²` small scores. `"auto"`: exactly up to `exact_max_positions`, by
+            `approximate_mode` above, for every sample by its own number of real positions, and for a causal model by
+            `max_position_embeddings`. A model owns the parameters of its modes only.
+        approximate_mode: What `"auto"` uses above `exact_max_positions`. `None` is Monte Carlo integration without
+            parameters of its own: samples follow the measure in training, and anchors are used at evaluation.
+        exact_max_positions: Most real positions that `"auto"` integrates exactly.
+        near_size: Positions in the window of `"near_far"`, in text and on grids: an odd number in text, in the past
+            alone for a causal model; the square of an odd number on images.
+        near_radius: Radius of the neighbourhood of `"near_far"` where positions lie anywhere, in units of the
+            positions. `None` is 0.25 for point clouds; signals have no default. The nodes of a graph are near to those
+            that an edge joins them to.
+        num_samples: Keys sampled per query, `M`, in training with Monte Carlo integration, with replacement; number of
+            anchors at evaluation. The variance falls as `1/M`; at evaluation, `M ≥ n` is exact.
+        rank: Rank of the low-rank kernel, per head: how many numbers a head keeps of all keys, or with
+            `factor_form="matrix"` how many vectors. It may exceed `d_h`: it is the rank of a map between signals.
+        factor_form: The low-rank kernel. `"vector"`: `K_ij = Σ_r Φ_i[r] Ψ_j[r]ᵀ`. `"matrix"`:
+            `K_ij = Σ_r f_i[r] g_j[r] M_r` with learned matrices `M_r`, which contains linear attention. A causal
+            operator pays `rank d_h²` per position for it.
+        factor_decay: Let term `r` of the low-rank kernel decay as `exp(-λ_r (x_i − x_j))`, with learned rates
+            `λ_r ≥ 0` per head. Causal models on one coordinate only; their positions must not fall.
+        factor_hidden_size: Hidden units of each of the MLPs `Φ` and `Ψ`, or `f` and `g`.
+        proposal_size: Length of the vectors by which a proposal scores pairs.
+        proposal_loss_weight: `λ` of `loss + λ proposal_loss`, by which heads train.
+        proposal_epsilon: Share of the measure in the proposal, in (0, 1]. It bounds importance weights by `1/ε`; at 1,
+            samples follow the measure, and there is no proposal.
+        measure: Weights `ω` of the positions. `"uniform"`: `1/n` each. For multimodal input only, `"balanced"` gives
+            image and text the same total weight, and `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
+        is_causal: Each query integrates over keys up to itself, with `ω` normalised over these. Text and signals only.
+        backend: Implementation of the exact operator; `"auto"` is Triton on GPUs, and tiled elsewhere. All agree up to
+            rounding.
 
-        > Kernel
+    Images:
+        image_size: Pixels along each side, or `(height, width)`; multiples of every patch size.
+        patch_size: Pixels along each side of a square patch. A sequence gives one grid of patches per entry, all on
+            one joint domain: `(8, 16)` makes 784 + 196 positions of a 224-pixel image.
+        num_channels: Channels per pixel.
 
-        kernel_hidden_size (`int`, *optional*, defaults to 128): Hidden units of the kernel MLP, `w_κ`. The cost per
-            pair of positions grows linearly with it.
-        kernel_num_layers (`int`, *optional*, defaults to 2): Linear layers of the kernel MLP: 2, or 3, at more cost.
-        kernel_init_scale (`float`, *optional*, defaults to 0.001): `ε` of the initial `W2 = ε N(0, 1/w_κ)`: how far
-            the kernel starts from the identity. At 0, a head starts as the mean of the signal.
-        kernel_inputs (`list[str]` or `tuple[str, ...]`, *optional*): The groups that the kernel sees, of `"x"`, `"y"`,
-            `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`, `"u_x*u_y"`, where `x` is the query end and `y` the key end.
-            Defaults to all. They are stored in the order above. Without any, the kernel is constant.
-        kernel_output_sharing (`str`, *optional*, defaults to `"per_head"`): `"per_head"`: `W2 [H, d_h², w_κ]`,
-            `b2 [H, d_h²]`. `"shared"`: all heads of a layer share one `W2` and `b2`.
-        kernel_input_sharing (`str`, *optional*, defaults to `"shared"`): `"shared"`: all heads of a layer share `W1`
-            and `b1`. `"per_head"`: each has its own, so that a narrow kernel still has `H w_κ` hidden functions; the
-            heads then share no work on positions.
+    Text:
+        vocab_size: Number of token ids.
+        max_position_embeddings: Longest text in training, in tokens, to which tokenizers cut texts. Longer ones run
+            too, as nothing is learned per position: token `k` (from 1) of `n` sits at `k / n`. In a causal model it
+            sits at `k / max_position_embeddings`, and above 1 the model extrapolates (a warning says so, once).
+        type_vocab_size: Number of segment ids (`token_type_ids`).
+        pad_token_id: Token id of padding, which has measure 0.
+        bos_token_id: Token id that starts a generated text.
+        eos_token_id: Token id, or ids, that end a generated text.
+        tie_word_embeddings: Language-model heads reuse the token embeddings as output weights.
+        use_cache: Causal models of texts return a cache at evaluation, [`ITNetCache`], so that decoding computes one
+            query per step. It holds the features of all tokens if the mode is exact, those of the last ones and a
+            state of fixed size in near and far or low-rank integration.
 
-        > Integration
+    Point clouds:
+        point_feature_size: Features per point beside coordinates (3 for normals).
+        point_embedding: What the encoder embeds: `"fourier"` features of the coordinates, or the `"raw"` coordinates.
+        local_neighbors: Nearest points pooled around each point; 0 turns it off.
 
-        integration_mode (`str`, *optional*, defaults to `"auto"`): How the sum over `j` is taken. `"exact"`: over all
-            `n` keys, `O(n²)`. `"near_far"`: over a neighbourhood with the full kernel and over all keys with a
-            low-rank one, `O(n)`. `"low_rank"`: over all keys with a low-rank kernel alone, `O(n)`. `"monte_carlo"`:
-            over `num_samples` keys per query, `O(n)`, which a learned proposal draws from `n²` small scores. `"auto"`:
-            exactly up to
-            `exact_max_positions`, by `approximate_mode` above, for every sample by its own number of real positions,
-            and for a causal model by `max_position_embeddings`. A model owns the parameters of its modes only.
-        approximate_mode (`str`, *optional*): What `"auto"` uses above `exact_max_positions`: `"near_far"`,
-            `"low_rank"` or `"monte_carlo"`. `None` is Monte Carlo integration without parameters of its own: samples
-            follow the measure in training, and anchors are used at evaluation.
-        exact_max_positions (`int`, *optional*, defaults to 512): Most real positions that `"auto"` integrates exactly.
-        near_size (`int`, *optional*, defaults to 49): Positions in the window of `"near_far"`, in text and on grids:
-            an odd number in text, in the past alone for a causal model; the square of an odd number on images.
-        near_radius (`float`, *optional*): Radius of the neighbourhood of `"near_far"` where positions lie anywhere, in
-            units of the positions. `None` is 0.25 for point clouds; signals have no default. The nodes of a graph are
-            near to those that an edge joins them to.
-        num_samples (`int`, *optional*, defaults to 128): Keys sampled per query, `M`, in training with Monte Carlo
-            integration; number of anchors at evaluation. The variance falls as `1/M`. Samples are drawn with
-            replacement, so that `M` may exceed `n`; at evaluation, `M ≥ n` is exact.
-        rank (`int`, *optional*, defaults to 8): Rank of the low-rank kernel, per head: how many numbers a head keeps
-            of all keys, or with `factor_form="matrix"` how many vectors. It may exceed `d_h`: it is the rank of a map
-            between signals, not of the matrix of a pair.
-        factor_form (`str`, *optional*, defaults to `"vector"`): The low-rank kernel. `"vector"`:
-            `K_ij = Σ_r Φ_i[r] Ψ_j[r]ᵀ`. `"matrix"`: `K_ij = Σ_r f_i[r] g_j[r] M_r` with learned matrices `M_r`, which
-            contains linear attention. A causal operator pays `rank d_h²` per position for it.
-        factor_decay (`bool`, *optional*, defaults to `False`): Let term `r` of the low-rank kernel decay as
-            `exp(-λ_r (x_i − x_j))`, with learned rates `λ_r ≥ 0` per head. Causal models on one coordinate only; their
-            positions must not fall.
-        factor_hidden_size (`int`, *optional*, defaults to 32): Hidden units of each of the MLPs `Φ` and `Ψ`, or `f`
-            and `g`.
-        proposal_size (`int`, *optional*, defaults to 16): Length of the vectors by which a proposal scores pairs.
-        proposal_loss_weight (`float`, *optional*, defaults to 0.1): Heads train by `loss + λ proposal_loss`: `λ`.
-        proposal_epsilon (`float`, *optional*, defaults to 0.01): Share of the measure in the proposal, in (0, 1]. It
-            bounds importance weights by `1/ε`; at 1, samples follow the measure, and there is no proposal.
-        measure (`str`, `list[float]` or `tuple[float, ...]`, *optional*, defaults to `"uniform"`): Weights `ω` of the
-            positions. `"uniform"`: `1/n` each. For multimodal input only, `"balanced"` gives image and text the same
-            total weight, and `[a, b]` gives the image `a/(a+b)` and the text `b/(a+b)`.
-        is_causal (`bool`, *optional*, defaults to `False`): Each query integrates only over keys up to itself, with
-            `ω` normalised over these. Text and signals only.
-        backend (`str`, *optional*, defaults to `"auto"`): Implementation of the exact operator: `"reference"`,
-            `"tiled"`, `"triton"`, or `"auto"` (Triton on GPUs, tiled elsewhere). All agree up to rounding.
+    Graphs:
+        node_feature_size: Real features per node.
+        num_node_types: If positive, nodes have one of as many types, no features.
+        edge_gate: Multiply the kernel by `1[edge] + λ`, with a learned `λ ≥ 0`. `False` ignores the edges.
+        edge_gate_init: Initial `λ`. The larger, the less edges matter. 0 integrates over edges only, and stays 0: `λ`
+            is learned as a square, whose slope vanishes there.
 
-        > Images
+    Signals:
+        signal_feature_size: Features per position of `signal_values`, which a linear layer lifts to `hidden_size`.
+            With 0 there is no such layer, and signals come as `inputs_embeds`.
+        signal_loss: Loss of [`ITNetForSignalRegression`], averaged over samples: `"mse"`, the mean squared error, or
+            `"relative_l2"`, `‖p − y‖ / ‖y‖` over all points of a sample.
 
-        image_size (`int`, `list[int]` or `tuple[int, int]`, *optional*, defaults to 224): Pixels along each side, or
-            `(height, width)`; multiples of every patch size.
-        patch_size (`int`, `list[int]` or `tuple[int, ...]`, *optional*, defaults to 16): Pixels along each side of a
-            square patch. A sequence gives one grid of patches per entry, all on one joint domain: `(8, 16)` makes
-            784 + 196 positions of a 224-pixel image.
-        num_channels (`int`, *optional*, defaults to 3): Channels per pixel.
-
-        > Text
-
-        vocab_size (`int`, *optional*, defaults to 30522): Number of token ids.
-        max_position_embeddings (`int`, *optional*, defaults to 512): Longest text in training, in tokens, to which
-            tokenizers cut texts. Longer ones run too, as nothing is learned per position: token `k` (from 1) of `n`
-            sits at `k / n`. In a causal model it sits at `k / max_position_embeddings`: beyond that many tokens, the
-            model extrapolates to positions above 1 (a warning says so, once).
-        type_vocab_size (`int`, *optional*, defaults to 2): Number of segment ids (`token_type_ids`).
-        pad_token_id (`int`, *optional*, defaults to 0): Token id of padding, which has measure 0.
-        bos_token_id (`int`, *optional*): Token id that starts a generated text.
-        eos_token_id (`int` or `list[int]`, *optional*): Token id, or ids, that end a generated text.
-        tie_word_embeddings (`bool`, *optional*, defaults to `True`): Language-model heads reuse the token embeddings
-            as output weights.
-        use_cache (`bool`, *optional*, defaults to `True`): Causal models of texts return a cache at evaluation,
-            [`ITNetCache`], so that decoding computes one query per step. It holds the features of all tokens if the
-            mode is exact, those of the last ones and a state of fixed size in near and far or low-rank integration.
-
-        > Point clouds
-
-        point_feature_size (`int`, *optional*, defaults to 0): Features per point beside coordinates (3 for normals).
-        point_embedding (`str`, *optional*, defaults to `"fourier"`): What the encoder embeds: `"fourier"` features
-            `γ(x)` of the coordinates, or the `"raw"` coordinates.
-        local_neighbors (`int`, *optional*, defaults to 16): Nearest points pooled around each point; 0 turns it off.
-
-        > Graphs
-
-        node_feature_size (`int`, *optional*, defaults to 1): Real features per node.
-        num_node_types (`int`, *optional*, defaults to 0): If positive, nodes have one of as many types, no features.
-        edge_gate (`bool`, *optional*, defaults to `True`): Multiply the kernel by `1[edge] + λ`, with a learned
-            `λ ≥ 0`. `False` ignores the edges in the operator.
-        edge_gate_init (`float`, *optional*, defaults to 1.0): Initial `λ`. The larger, the less edges matter. 0
-            integrates over edges only, and stays 0: `λ` is learned as a square, whose slope vanishes there.
-
-        > Signals
-
-        signal_feature_size (`int`, *optional*, defaults to 0): Features per position of `signal_values`, which a
-            linear layer lifts to `hidden_size`. With 0 there is no such layer, and signals come as `inputs_embeds`.
-        signal_loss (`str`, *optional*, defaults to `"mse"`): Loss of [`ITNetForSignalRegression`], averaged over
-            samples: `"mse"`, the mean squared error, or `"relative_l2"`, `‖p − y‖ / ‖y‖` over all points of a sample.
-
-        > Heads, regularisation, initialisation
-
-        pooling (`str`, *optional*): What classifiers read: `"cls"`, the features at the [CLS] position (images, text,
-            multimodal), `"mean"`, the mean over real positions, or `"max"`, the maximum of each feature over them.
-            `None` becomes `"cls"` where there is a [CLS] that sees the whole input, and `"mean"` elsewhere.
-        hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout after the operator and in the feed-forward.
-        embedding_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout probability after the encoder.
-        drop_path_rate (`float`, *optional*, defaults to 0.2): Probability `p` of skipping a block of the last layer
-            for a sample (stochastic depth). Layer `l` of `L`, counted from 1, uses `l p / L`.
-        classifier_dropout (`float`, *optional*): Dropout before a classifier. `None` means `hidden_dropout_prob`.
-        layer_norm_eps (`float`, *optional*, defaults to 1e-06): Added to the variance in layer normalisation.
-        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the normal initial values of
-            embeddings, of `W1` and of classifiers.
+    Heads, regularisation, initialisation:
+        pooling: What classifiers read: `"cls"`, the features at the [CLS] position (images, text, multimodal),
+            `"mean"`, the mean over real positions, or `"max"`, the maximum of each feature over them. `None` becomes
+            `"cls"` where there is a [CLS] that sees the whole input, and `"mean"` elsewhere.
+        hidden_dropout_prob: Dropout after the operator and in the feed-forward network.
+        embedding_dropout_prob: Dropout after the encoder.
+        drop_path_rate: Probability `p` of skipping a block of the last layer for a sample (stochastic depth). Layer
+            `l` of `L`, counted from 1, uses `l p / L`.
+        classifier_dropout: Dropout before a classifier. `None` means `hidden_dropout_prob`.
+        layer_norm_eps: Added to the variance in layer normalisation.
+        initializer_range: Standard deviation of the normal initial values of embeddings, of `W1` and of classifiers.
 
     Example:
 
@@ -342,7 +315,8 @@ class ITNetConfig(PreTrainedConfig):
             from configuration_itnet.preset_files import read_preset
         except ImportError as error:
             raise ImportError("Presets ship with the itnet package, not with exported code") from error
-        return cls(**{**read_preset(name), **({} if task is None else task_settings(task)), **overrides})
+        values = {**read_preset(name), **({} if task is None else task_settings(task)), **overrides}
+        return cls(**{name: value(values) if callable(value) else value for name, value in values.items()})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":

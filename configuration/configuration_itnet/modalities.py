@@ -23,7 +23,8 @@ class Head:
     auto_class: str  # name of the Auto class that makes it
     hub_task: str | None = None  # what the Hub calls the task; None if it has no name for it
     pipeline: str | type | None = None  # pipeline for the task "itnet-<hub_task>", where Transformers has none
-    settings: dict[str, Any] = field(default_factory=dict, hash=False)  # of a new configuration for the task
+    # Of a new configuration for the task; a function finds its value in all that the configuration says.
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         for name in ("model", "pipeline"):
@@ -73,11 +74,21 @@ class Modality:
         return tuple(filter(None, (*own, *(part for head in self.heads for part in (head.model, head.pipeline)))))
 
 
-# A language model reads the last tokens with the full kernel, and all of them with one that keeps a small state.
+def _token_frequencies(values: dict[str, Any]) -> float:
+    """sigma of gamma for tokens 1 / `max_position_embeddings` apart: 3/8 of a wave of the typical frequency."""
+    return 3 / 8 * values.get("max_position_embeddings", 512)
+
+
+# A language model reads the last tokens with the full kernel, and all of them with one that keeps a small state. What
+# the kernel sees and how it starts was chosen on validation data (docs/language.md).
 _LANGUAGE_MODEL = {
     "is_causal": True,
     "integration_mode": "near_far",
-    "near_size": 16,
+    "near_size": 4,
+    "fourier_scale": _token_frequencies,
+    "initializer_range": 0.05,
+    "kernel_inputs": ("x-y", "u_x", "u_y", "u_x*u_y"),
+    "kernel_init_scale": 1.0,
     "kernel_hidden_size": 16,
     "factor_form": "matrix",
     "factor_decay": True,
@@ -202,14 +213,18 @@ def find_modality(name: str) -> Modality:
     return MODALITIES[name]
 
 
-def task_settings(task: str) -> dict[str, Any]:
-    """What a new configuration for a task says: its modality, and what its head needs.
-
-    A task has a name here, such as causal-lm, and most have one of the Hub, such as text-generation.
-    """
+def find_task(name: str) -> tuple[Head, Modality]:
+    """The head for a task and its modality, by our name of the task, such as causal-lm, or the Hub's, such as
+    text-generation."""
     heads = [(head, row) for row in MODALITIES.values() for head in row.heads]
-    for head, row in heads:
-        if task in (head.task, head.hub_task):
-            return {"modality": row.name, **head.settings}
-    names = ", ".join(head.task for head, _ in heads)
-    raise ValueError(f"unknown task {task!r}; available: {names}, and the Hub's names of these")
+    found = {head.hub_task: (head, row) for head, row in heads} | {head.task: (head, row) for head, row in heads}
+    if name not in found:
+        names = ", ".join(head.task for head, _ in heads)
+        raise ValueError(f"unknown task {name!r}; available: {names}, and the Hub's names of these")
+    return found[name]
+
+
+def task_settings(task: str) -> dict[str, Any]:
+    """What a new configuration for a task says: its modality, and what its head needs."""
+    head, row = find_task(task)
+    return {"modality": row.name, **head.settings}

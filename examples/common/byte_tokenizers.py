@@ -3,6 +3,7 @@
 Both are byte-level BPE, without merges or with, so that every text has tokens and decoding them gives it back.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from datasets import Dataset
@@ -12,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .arguments import ExampleTrainingArguments
 from .data import check_texts
-from .text import must_make, texts_key
+from .text import trained_once
 
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 
@@ -59,21 +60,16 @@ def _wrapped(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
 def load_causal_tokenizer(
     name: str, rows: Dataset, column: str, vocab_size: int, max_length: int, args: ExampleTrainingArguments
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by its name: "bytes", "train" for one of the texts in ``column``, a folder, or a Hub model.
-
-    A trained one stays in the output folder under a name that depends on the texts, so that a run which resumes finds
-    it again and a run on other texts does not.
-    """
+    """A tokenizer by its name: "bytes", "train" for one of the texts in ``column``, a folder, or a Hub model."""
     check_texts(rows, column)
     if name == "bytes":
         return byte_tokenizer(max_length)
+
+    def train(texts: Iterator[str], folder: Path) -> None:
+        train_tokenizer(texts, vocab_size, max_length).save_pretrained(folder)
+
     if name == "train":
-        folder = Path(args.output_dir) / f"tokenizer-{texts_key(rows, (column,), vocab_size)}"
-        with args.main_process_first(desc="training the tokenizer"):
-            if must_make(folder / "tokenizer.json", args):
-                texts = (text for batch in rows.iter(batch_size=1000) for text in batch[column])
-                train_tokenizer(texts, vocab_size, max_length).save_pretrained(folder)
-        name = str(folder)
+        name = str(trained_once(train, "tokenizer.json", rows, (column,), vocab_size, args).parent)
     tokenizer = AutoTokenizer.from_pretrained(name, model_max_length=max_length)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"`tokenizer` ({name!r}) has no end-of-text token (`eos_token`)")

@@ -20,7 +20,7 @@ READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "jso
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # What examples/data/download.py gets.
 DOWNLOADS = ("fashion_mnist", "cifar10", "glue", "wikitext2", "gutenberg", "vqa_rad", "easy_vqa", "nlvr")
-DOWNLOADS += ("modelnet10", "modelnet40", "graphs", "pde")
+DOWNLOADS += ("modelnet10", "modelnet40", "graphs", "pde", "meshes")
 # What recipes name -> what of it the repository holds.
 BUNDLED = {"data/fashion_mnist": "examples/data/fashion_mnist_small"}
 

@@ -1,5 +1,6 @@
 """Texts as one row of tokens, and blocks of it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,25 @@ from torch.utils.data import Dataset as TorchDataset
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import ExampleTrainingArguments
-from .text import must_make
+from .text import must_make, texts_key
+
+
+def token_streams(
+    parts: Sequence[Dataset],
+    column: str,
+    tokenizer: PreTrainedTokenizerBase,
+    end: int | str,
+    args: ExampleTrainingArguments,
+) -> list[np.ndarray]:
+    """`token_stream` of each part, in files of the output folder that other texts or tokens do not share."""
+    folder, vocabulary = Path(args.output_dir) / "tokens", sorted(tokenizer.get_vocab().items())
+    with args.main_process_first(desc="tokenising"):
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = [texts_key(part, (column,), vocabulary, end) for part in parts]
+        return [
+            token_stream(part, column, tokenizer, end, folder / f"{key}.bin", args)
+            for key, part in zip(keys, parts, strict=True)
+        ]
 
 
 def token_stream(

@@ -1,6 +1,7 @@
 """WordPiece tokenizers: loaded, or trained on the texts of a task."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from datasets import Dataset
@@ -26,6 +27,28 @@ def must_make(path: Path, args: ExampleTrainingArguments) -> bool:
     return not path.is_file() or (args.overwrite_output_dir and args.local_process_index == 0)
 
 
+def trained_once(
+    train: Callable[[Iterator[str], Path], None],
+    file: str,
+    rows: Dataset,
+    columns: tuple[str, ...],
+    vocab_size: int,
+    args: ExampleTrainingArguments,
+) -> Path:
+    """The ``file`` of a tokenizer that ``train`` writes, from the texts in ``columns``, to a folder.
+
+    It stays in the output folder under a name that depends on the texts, so that a run which resumes finds it again
+    and a run on other texts does not.
+    """
+    folder = Path(args.output_dir) / f"tokenizer-{texts_key(rows, columns, vocab_size)}"
+    with args.main_process_first(desc="training the tokenizer"):
+        if must_make(folder / file, args):
+            folder.mkdir(parents=True, exist_ok=True)
+            chosen = rows.select_columns(list(columns))
+            train((row[column] for row in chosen for column in columns), folder)
+    return folder / file
+
+
 def load_tokenizer(
     name: str,
     rows: Dataset,
@@ -34,23 +57,16 @@ def load_tokenizer(
     max_length: int,
     args: ExampleTrainingArguments,
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by the name of a vocab.txt, a folder or a Hub model; "train" makes one of the texts in ``columns``.
-
-    A trained one stays in the output folder under a name that depends on the texts, so that a run which resumes finds
-    it again and a run on other texts does not.
-    """
+    """A tokenizer by the name of a vocab.txt, a folder or a Hub model; "train" makes one of the ``columns``."""
     check_texts(rows, *columns)
+
+    def train(texts: Iterator[str], folder: Path) -> None:
+        trained = BertWordPieceTokenizer(lowercase=True)
+        trained.train_from_iterator(texts, vocab_size=vocab_size, min_frequency=2, show_progress=False)
+        trained.save_model(str(folder))
+
     if name == "train":
-        folder = Path(args.output_dir) / f"tokenizer-{texts_key(rows, columns, vocab_size)}"
-        path = folder / "vocab.txt"
-        with args.main_process_first(desc="training the tokenizer"):
-            if must_make(path, args):
-                trained = BertWordPieceTokenizer(lowercase=True)
-                texts = (row[column] for row in rows.select_columns(list(columns)) for column in columns)
-                trained.train_from_iterator(texts, vocab_size=vocab_size, min_frequency=2, show_progress=False)
-                folder.mkdir(parents=True, exist_ok=True)
-                trained.save_model(str(folder))
-        name = str(path)
+        name = str(trained_once(train, "vocab.txt", rows, columns, vocab_size, args))
     if Path(name).is_file():
         return BertTokenizer(name, model_max_length=max_length)
     return AutoTokenizer.from_pretrained(name, model_max_length=max_length)

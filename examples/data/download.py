@@ -2,8 +2,9 @@
 
 python examples/data/download.py fashion_mnist cifar10
 
-Every set becomes parquet files, one per split, or npz files for `pde`, in the form that the scripts read. Sets keep
-the licence of their source. Those marked * are not the very rows behind docs/results.md, which says what these were.
+Every set becomes parquet files, one per split, or npz files for `pde` and `meshes`, in the form that the scripts
+read. Sets keep the licence of their source. Those marked * are not the very rows behind docs/results.md, which says
+what these were.
 """
 
 import argparse
@@ -24,6 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 PDE = "https://raw.githubusercontent.com/neuraloperator/neuraloperator/main/neuralop/data/datasets/data"
 PDE_FILES = ("darcy_train_16", "darcy_test_16", "darcy_test_32", "burgers_train_16", "burgers_test_16")
+RAW = "https://raw.githubusercontent.com/"
+MESHES = {  # at fixed commits
+    "holed_poisson": RAW
+    + "mathLab/PINA/60ea474a95e0aa8aa44212c094b8d92ee14b125f/tutorials/tutorial22/holed_poisson.pt",
+    "flow_past_shapes": RAW + "Ali-Stanford/PointNetCFD/0e7c3498cc0e4a18540e1e7f772b71bc80e6e651/Data.npy",
+    "linear_elastic": RAW
+    + "SURGroup/UQpy/0a28a1d692c916a23ee6f73c2b92fdc4a505d661/docs/code/scientific_machine_learning/"
+    + "deep_operator_network/linear_elastic_data.mat",
+}
 POINTS = 1024  # of every cloud
 GUTENBERG = "https://www.gutenberg.org/cache/epub/{number}/pg{number}.txt"
 # Split -> numbers of books at Project Gutenberg: The Time Machine and Emma, Sherlock Holmes, and eleven more novels.
@@ -134,6 +144,39 @@ def pde(folder: Path) -> None:
         np.savez_compressed(folder / f"{name}.npz", **arrays)
 
 
+def meshes(folder: Path) -> None:
+    """Fields on irregular points: PINA's Poisson problem with a hole, PointNetCFD's flows, UQpy's elastic plate."""
+    from scipy.io import loadmat
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, address in MESHES.items():
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            files[name] = io.BytesIO(answer.read())
+    poisson = torch.load(files["holed_poisson"], weights_only=True, map_location="cpu")
+    flow, plate = np.load(files["flow_past_shapes"]), loadmat(files["linear_elastic"])
+    arrays = {
+        "holed_poisson": {
+            "positions": np.stack([poisson["x"].T, poisson["y"].T], axis=-1),
+            "u": poisson["u"].T,
+            "mu": poisson["mu"],
+            "triangles": poisson["triang"],
+        },
+        "flow_past_shapes": {"positions": flow[..., :2]} | {key: flow[..., 2 + k] for k, key in enumerate("puv")},
+        "linear_elastic": {
+            "positions": plate["X"],
+            "load": plate["F"].squeeze(1),
+            "ux": plate["Ux"].squeeze(-1),
+            "uy": plate["Uy"].squeeze(-1),
+        },
+    }
+    for name, parts in arrays.items():
+        found = {key: np.asarray(part) for key, part in parts.items()}
+        found = {key: part.astype(np.float32 if part.dtype.kind == "f" else np.int32) for key, part in found.items()}
+        np.savez_compressed(folder / f"{name}.npz", **found)
+        print(f"{folder / name}.npz: {len(found['u' if 'u' in found else 'ux']):,} samples")
+
+
 def gutenberg(folder: Path) -> None:
     """Paragraphs of novels, split by book, without what Project Gutenberg puts before and after them."""
     for split, numbers in BOOKS.items():
@@ -178,6 +221,7 @@ SETS: dict[str, tuple[str, Callable]] = {
     "modelnet40": ("ModelNet40, 1,024 points per shape (needs torch_geometric)", lambda f, s: modelnet(f, "40")),
     "graphs": ("MUTAG and PROTEINS (needs torch_geometric)", lambda f, s: graphs(f)),
     "pde": ("Darcy flow and Burgers' equation", lambda f, s: pde(f)),
+    "meshes": ("fields on irregular meshes: Poisson, flow, elasticity (needs scipy)", lambda f, s: meshes(f)),
 }
 
 

@@ -3,14 +3,15 @@
 import json
 import statistics
 import time
-from itertools import pairwise
 from pathlib import Path
 
+import torch
 import trial_tables
-from language_problems import Language, corpus
+from language_problems import MODELS, Language, corpus
 from ngrams import WittenBell
-from trials import TUNING_SEED
+from trials import TUNING_SEED, training_step
 
+TIMED = ("near_far", "gpt2", "llama")
 PEERS = ("gpt2", "gpt2_conv", "llama", "llama_conv", "mamba")
 ORDERS = (1, 3, 5)
 
@@ -46,53 +47,58 @@ def baselines(problem: Language, folder: Path) -> list[str]:
     return [*trial_tables.markdown(table), ""]
 
 
-def score_after(log: dict, seconds: float) -> float | None:
-    """The validation score after as many CPU seconds of training, between two scores of the curve on a line.
+def run_timings(problem: Language, folder: Path, names: tuple[str, ...] = TIMED, rounds: int = 20) -> dict:
+    """CPU milliseconds of a training step, median of as many, all models taking turns; writes them."""
+    steps, times = {}, {name: [] for name in names}
+    for name in names:
+        torch.manual_seed(0)
+        steps[name] = training_step(problem.build(name), problem, problem.steps, problem.rates[0], TUNING_SEED)
+    for step in range(1, rounds + 3):
+        for name in names:
+            start = time.process_time()
+            steps[name](step)
+            times[name].append(1e3 * (time.process_time() - start))
+    log = {"milliseconds": {name: round(statistics.median(own[2:]), 1) for name, own in times.items()}}  # after two
+    log |= {"rounds": rounds, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    print(log, flush=True)
+    path = folder / "baselines" / "timings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
+    return log
 
-    None before the first score, or if training diverged; the last score if training took less.
-    """
-    points = list(zip(log["validation_cpu_seconds"], (score for _, score in log["validation"]), strict=True))
-    if any(score is None for _, score in points) or seconds < points[0][0]:
-        return None
-    for (start, first), (end, second) in pairwise(points):
-        if seconds <= end:
-            return first + (second - first) * (seconds - start) / (end - start)
-    return points[-1][1]
+
+def timings(folder: Path) -> list[str]:
+    path = folder / "baselines" / "timings.json"
+    if not path.is_file():
+        return []
+    log = json.loads(path.read_text(encoding="utf-8"))
+    text = ", ".join(f"{MODELS[name].label} {value:.0f}" for name, value in log["milliseconds"].items())
+    return [f"Milliseconds of CPU of a training step, in turns, medians of {log['rounds']}: {text}.", ""]
 
 
 def equal_time(problem: Language, logs: list[dict]) -> list[str]:
-    """A line per model: its validation score when the fastest peer, and the slowest model, has ended."""
-    final = [log for log in logs if log["problem"] == problem.name and log["seed"] != TUNING_SEED]
-    totals = {
-        name: statistics.mean(log["training_cpu_seconds"] for log in found)
-        for name in problem.contestants
-        if (found := [log for log in final if log["model"] == name])
-    }
-    peers = {name: seconds for name, seconds in totals.items() if name in PEERS}
-    if not peers or len(totals) < 2:
+    """Near and far in the time that the fastest peer takes for all steps, beside the models in all steps."""
+    fewer = [log for log in logs if log["problem"] == f"{problem.name}-time"]
+    peers = [log for log in logs if log["problem"] == problem.name and log["model"] in PEERS and log["test"]]
+    if not fewer or not peers:
         return []
-    fastest, slowest = min(peers, key=peers.get), max(totals, key=totals.get)
-    marks = list(dict.fromkeys((totals[fastest], totals[slowest])))
-    heading = ["model", "CPU seconds of all steps", *(f"validation after {seconds:.0f} s" for seconds in marks)]
-    table = [heading]
-    for name, total in totals.items():
-        own = [log for log in final if log["model"] == name]
-        cells = []
-        for seconds in marks:
-            scores = [score_after(log, seconds) for log in own]
-            cells.append(trial_tables.spread(scores) if any(score is not None for score in scores) else "not yet")
-        table.append([problem.contestants[name].label, f"{total:.0f}", *cells])
-    text = f"Equal times: where {problem.contestants[fastest].label}, the fastest peer, and "
-    text += (
-        f"{problem.contestants[slowest].label}, the slowest model, have taken all steps. Schedules of the learning "
-    )
-    text += "rate end with the steps of each model, so that one that is cut short is at a disadvantage."
+    table = [["model", "steps", "test", "CPU seconds", "seeds"]]
+    for name in dict.fromkeys(log["model"] for log in (*fewer, *peers)):
+        own = [log for log in (*fewer, *peers) if log["model"] == name]
+        seconds = statistics.mean(log["training_cpu_seconds"] for log in own)
+        scores = trial_tables.spread([log["test"]["test"] for log in own])
+        cells = [problem.contestants[name].label, f"{own[0]['steps']:,}", scores, f"{seconds:.0f}", f"{len(own)}"]
+        table.append(cells)
+    text = "Equal times: near and far in as many steps as take it the time of the fastest peer, with a schedule that "
+    text += "ends there. Trials shared processor cores with others, and their CPU seconds differ by up to a third; "
+    text += "the number of steps comes from steps in turns, above."
     return [text, "", *trial_tables.markdown(table), ""]
 
 
 def page(found: dict[str, Language], folder: Path) -> str:
-    logs, lines = trial_tables.read_logs(folder), []
+    logs, lines = trial_tables.read_logs(folder), timings(folder)
     for problem in found.values():
-        lines += trial_tables.section(problem, logs, "language")
-        lines += [*baselines(problem, folder), *equal_time(problem, logs)]
+        if not problem.tuned_on:
+            lines += trial_tables.section(problem, logs, "language")
+            lines += [*baselines(problem, folder), *equal_time(problem, logs)]
     return "\n".join(lines).strip()

@@ -15,36 +15,15 @@ import torch
 from common.arguments import DataArguments
 from common.data import load_split
 from common.peers import InteractionNetwork, PixelMLP, SignalTransformer
+from field_models import PointwiseITNet
 from torch import Tensor, nn
 from trials import Batch, Contestant, Problem
 from typed_particles import ForceLaw, TypedParticles, seeded
 
-from modeling_itnet import ITNetConfig, ITNetForImageClassification, ITNetForSignalRegression, ITNetModel
+from modeling_itnet import ITNetForImageClassification, ITNetForSignalRegression
 from modeling_itnet.heads.signal import relative_l2
-from modeling_itnet.outputs import SignalRegressionOutput
 
 TRAIN, VALIDATION, TEST = 1, 2, 3  # streams of random numbers that no two parts of the data share
-
-
-class PointwiseITNet(nn.Module):
-    """The layers of an ITNet and a linear map at every position: [B, n, c] -> [B, n, num_labels].
-
-    ITNetForSignalRegression ends with a layer that queries other positions. It would hide what the mode of the layers
-    can do, where it integrates in another one.
-    """
-
-    def __init__(self, config: ITNetConfig):
-        super().__init__()
-        self.itnet = ITNetModel(config)
-        self.regressor = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self, signal_values: Tensor, positions: Tensor, labels: Tensor | None = None
-    ) -> SignalRegressionOutput:
-        outputs = self.itnet(signal_values=signal_values, positions=positions)
-        predictions = self.regressor(outputs.last_hidden_state)
-        loss = relative_l2(predictions, labels).mean() if labels is not None else None
-        return SignalRegressionOutput(loss=loss, predictions=predictions)
 
 
 @dataclass(frozen=True)
@@ -64,9 +43,11 @@ class Particles(Problem):
     def validation(self) -> Iterator[Batch]:
         return self._batches(VALIDATION, self.num_particles)
 
+    def tested_counts(self) -> tuple[int, ...]:
+        return self.num_particles // 2, self.num_particles, 4 * self.num_particles
+
     def tests(self) -> dict[str, Iterator[Batch]]:
-        counts = self.num_particles // 2, self.num_particles, 4 * self.num_particles
-        return {f"n = {count}": self._batches(TEST, count) for count in counts}
+        return {f"n = {count}": self._batches(TEST, count) for count in self.tested_counts()}
 
     def _batches(self, stream: int, num_particles: int) -> Iterator[Batch]:
         """Equal batches of at most as many pairs as in training."""
@@ -75,10 +56,12 @@ class Particles(Problem):
             yield self.data.batch(size, num_particles, seeded(stream, num_particles, index))
 
     @staticmethod
-    def score(model: nn.Module, batches: Iterator[Batch]) -> float:
-        """Relative L2 error of a sample, over all particles, averaged over samples."""
-        errors = [relative_l2(model(**_inputs(batch)).predictions, batch["labels"]) for batch in batches]
-        return torch.cat(errors).mean().item()
+    def errors(model: nn.Module, batches: Iterator[Batch]) -> Tensor:
+        """Relative L2 error of every sample, over all particles."""
+        return torch.cat([relative_l2(model(**_inputs(batch)).predictions, batch["labels"]) for batch in batches])
+
+    def score(self, model: nn.Module, batches: Iterator[Batch]) -> float:
+        return self.errors(model, batches).mean().item()
 
 
 @dataclass(frozen=True)

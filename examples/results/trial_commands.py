@@ -1,4 +1,4 @@
-"""What the command lines of mode_accuracy.py, recall.py and language.py share."""
+"""What the command lines of mode_accuracy.py, recall.py, language.py and evidence.py share."""
 
 import argparse
 from collections.abc import Callable
@@ -21,14 +21,15 @@ class Study:
     logs: Path
     document: Path
     baselines: Callable[[Problem, Path], dict] | None = None  # models without trials: writes their log into a folder
+    timings: Callable[[Problem, Path], dict] | None = None  # steps of models side by side: writes a log into a folder
 
 
-def parse_arguments(study: Study, description: str) -> argparse.Namespace:
+def make_parser(study: Study, description: str, seeds: tuple[int, ...] | None = SEEDS) -> argparse.ArgumentParser:
     names = ", ".join(study.problems(ROOT / "data"))
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help=f"problems: {names} (default: all)")
     parser.add_argument("--models", nargs="+", help="names of models (default: all of a problem)")
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, help="of the trials that are tested")
+    parser.add_argument("--seeds", nargs="*", type=int, default=seeds, help="of the trials that are tested")
     parser.add_argument("--steps", type=int, help="other than the problem's; needs another --logs")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of the data sets")
@@ -36,8 +37,10 @@ def parse_arguments(study: Study, description: str) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="write the tables instead of training")
     if study.baselines:
         parser.add_argument("--baselines", action="store_true", help="run the baselines instead of training")
+    if study.timings:
+        parser.add_argument("--timings", action="store_true", help="time steps side by side instead of training")
     parser.add_argument("--page", type=Path, default=study.document, help="document that holds the tables")
-    return parser.parse_args()
+    return parser
 
 
 def chosen(found: dict[str, Problem], args: argparse.Namespace) -> list[tuple[Problem, str]]:
@@ -55,9 +58,14 @@ def chosen(found: dict[str, Problem], args: argparse.Namespace) -> list[tuple[Pr
     ]
 
 
+def shortened(found: dict[str, Problem], steps: int | None) -> dict[str, Problem]:
+    """Problems of so many steps, or unchanged."""
+    return {name: replace(problem, steps=steps) if steps else problem for name, problem in found.items()}
+
+
 def run_study(study: Study, description: str) -> argparse.Namespace:
     """Trains what the command line names and has no log yet, or writes the tables. Returns the options."""
-    args = parse_arguments(study, description)
+    args = make_parser(study, description).parse_args()
     found = study.problems(args.data)
     if args.table:
         write(args.page, study.page(found, args.logs), study.script)
@@ -67,8 +75,10 @@ def run_study(study: Study, description: str) -> argparse.Namespace:
             study.baselines(found[name], args.logs)
         return args
     torch.set_num_threads(args.threads)
-    if args.steps:
-        found = {name: replace(problem, steps=args.steps) for name, problem in found.items()}
+    if study.timings and args.timings:
+        study.timings(next(iter(found.values())), args.logs)
+        return args
+    found = shortened(found, args.steps)
     for problem, model in chosen(found, args):
         run_model(problem, found[problem.tuned_on or problem.name], model, tuple(args.seeds), args.logs)
     return args

@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-from trials import LADDER, SEEDS, TUNING_SEED, Problem
+from trials import SEEDS, TUNING_SEED, Problem
 
 
 def marks(script: str) -> tuple[str, str]:
@@ -56,7 +56,7 @@ def rates(problem: Problem, logs: list[dict]) -> list[str]:
     """A line per model: the validation score of every learning rate that was tried."""
     tried = [log for log in logs if log["problem"] == problem.name and log["seed"] == TUNING_SEED]
     scores = {(log["model"], log["learning_rate"]): log["validation"][-1][1] for log in tried}
-    columns = [rate for rate in LADDER if rate in problem.rates or any(rate == found for _, found in scores)]
+    columns = [rate for rate in problem.ladder if rate in problem.rates or any(rate == found for _, found in scores)]
     table = [["validation", *(f"{rate:g}" for rate in columns)]]
     for name, contestant in problem.contestants.items():
         own = {rate: scores[name, rate] for rate in columns if (name, rate) in scores}

@@ -4,7 +4,7 @@ A trial is one model, trained once with one learning rate and seed, and its log.
 
 The learning rate of a model is the best of those of its problem by the validation score at the end of training, at one
 seed, in as many steps as the problem has for it; while the best is the lowest or the highest that was tried, the next
-one on LADDER is tried too. Test data are read after training by trials with that rate and other seeds, and by no
+one on its ladder is tried too. Test data are read after training by trials with that rate and other seeds, and by no
 others.
 """
 
@@ -53,7 +53,8 @@ class Problem:
     weight_decay: float
     shared: dict  # settings of all models
     contestants: dict[str, Contestant]
-    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on LADDER
+    rates: tuple[float, ...]  # learning rates that every model tries, neighbours on `ladder`
+    ladder: tuple[float, ...] = LADDER
     tuned_on: str = ""  # the problem whose learning rates it takes; default: it tunes its own
     tuning_steps: int | None = None  # of the trials that find its learning rates, if other than `steps`
     curve: int = 8  # validation scores in the course of a trial of `steps`
@@ -121,7 +122,6 @@ class Trial:
         model, problem = self.problem.build(self.model), self.problem
         start = time.process_time()
         curve, seconds, spent = train(model, problem, self.steps, self.rate, self.seed)
-        tests = problem.tests() if not self.is_tuning else {}
         log = {
             "problem": problem.name,
             "model": self.model,
@@ -136,7 +136,7 @@ class Trial:
             **problem.facts(self.model),
             "validation": curve,  # [step, score]; the score is None if training diverged
             "validation_cpu_seconds": seconds,  # of the steps up to each score
-            "test": {name: evaluate(model, problem, batches) for name, batches in tests.items()},
+            **self.tested(model),
             "training_cpu_seconds": round(spent, 2),
             "cpu_seconds": round(time.process_time() - start, 2),
             "threads": torch.get_num_threads(),
@@ -147,27 +147,24 @@ class Trial:
         (folder / f"{self.name}.json").write_text(text, encoding="utf-8")
         return log
 
+    def tested(self, model: nn.Module) -> dict:
+        """What the log says of test data; trials that tune do not read them."""
+        tests = {} if self.is_tuning else self.problem.tests()
+        return {"test": {name: evaluate(model, self.problem, batches) for name, batches in tests.items()}}
+
 
 def train(
     model: nn.Module, problem: Problem, steps: int, rate: float, seed: int
 ) -> tuple[list[list], list[float], float]:
     """AdamW with a warm-up and a cosine: the validation curve, the CPU seconds of the steps up to each of its scores,
     and of all steps."""
-    optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
-    warm_up = round(WARM_UP * steps)
-    schedule = get_cosine_schedule_with_warmup(optimizer, warm_up, steps)
+    take_step = training_step(model, problem, steps, rate, seed)
     count = math.ceil(problem.curve * steps / problem.steps)
     marks = {math.ceil(steps * (part + 1) / count) for part in range(count)}
     curve, seconds, spent = [], [], 0.0
     for step in range(1, steps + 1):
         start = time.process_time()
-        model.train()
-        optimizer.zero_grad()
-        loss = model(**problem.batch(seed, step)).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
-        optimizer.step()
-        schedule.step()
+        loss = take_step(step)
         spent += time.process_time() - start
         if not loss.isfinite():
             return [*curve, [step, None]], [*seconds, round(spent, 2)], spent
@@ -177,6 +174,26 @@ def train(
             if problem.is_enough(curve[-1][1]):
                 break
     return curve, seconds, spent
+
+
+def training_step(
+    model: nn.Module, problem: Problem, steps: int, rate: float, seed: int
+) -> Callable[[int], torch.Tensor]:
+    """A function that takes the step of a number, from 1 to ``steps``, and returns the loss before it."""
+    optimizer = torch.optim.AdamW(optimizer_param_groups(model, problem.weight_decay), lr=rate)
+    schedule = get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
+
+    def take_step(step: int) -> torch.Tensor:
+        model.train()
+        optimizer.zero_grad()
+        loss = model(**problem.batch(seed, step)).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    return take_step
 
 
 @torch.no_grad()
@@ -196,11 +213,12 @@ def tuned(problem: Problem, model: str, folder: Path) -> tuple[float | None, lis
         if missing:
             return None, missing
         best = problem.better({log["learning_rate"]: log["validation"][-1][1] for log in logs})
-        first, last = LADDER.index(rates[0]), LADDER.index(rates[-1])
+        ladder = problem.ladder
+        first, last = ladder.index(rates[0]), ladder.index(rates[-1])
         if best == rates[0] and first > 0:
-            rates = LADDER[first - 1 : last + 1]
-        elif best == rates[-1] and last + 1 < len(LADDER):
-            rates = LADDER[first : last + 2]
+            rates = ladder[first - 1 : last + 1]
+        elif best == rates[-1] and last + 1 < len(ladder):
+            rates = ladder[first : last + 2]
         else:
             return best, []
 

@@ -26,18 +26,18 @@ _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def matmul_dtype(features: Tensor) -> torch.dtype:
-    """dtype of a GPU kernel's matrix operands: that of the features, or autocast's where it lowers float32."""
+    """Returns the dtype of a GPU kernel's operands: that of the features, or autocast's where it lowers float32."""
     device_type = features.device.type
     if features.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return features.dtype
 
 
-def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
-    """The backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
+def resolve_backend(backend: str, u: Tensor, weights: KernelWeights | None = None) -> str:
+    """Returns the backend that will run on these tensors: "auto" is settled, and a choice that cannot run raises.
 
     "auto" is "triton" for tensors on a GPU if it can run there and "tiled" otherwise. Which one is logged once, as a
-    warning where a GPU has to do without its kernels.
+    warning where a GPU has to do without its kernels. ``weights`` are those of the kernel MLP, where there is one.
     """
     if backend not in BACKENDS:
         raise ValueError(f"`backend` ({backend!r}) must be one of {list(BACKENDS)}")
@@ -59,9 +59,9 @@ def resolve_backend(backend: str, u: Tensor, weights: KernelWeights) -> str:
     return "triton" if obstacle is None else "tiled"
 
 
-def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
-    """Why the Triton kernels cannot run on these tensors; None if they can."""
-    head_dim, width, dtype = u.shape[-1], weights.w1.shape[0], matmul_dtype(u)
+def triton_obstacle(u: Tensor, weights: KernelWeights | None = None) -> str | None:
+    """Returns why the Triton kernels cannot run on these tensors; None if they can."""
+    head_dim, dtype = u.shape[-1], matmul_dtype(u)
     if not _TRITON_INSTALLED:
         return "the triton package is not installed: pip install triton"
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -70,7 +70,7 @@ def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
             f"it needs tensors on {' or '.join(TRITON_DEVICES)}, `u` is on {u.device.type}; use 'tiled' there, "
             "or set TRITON_INTERPRET=1 before the start of Python to run the kernels in Triton's slow interpreter"
         )
-    if weights.w_mid is not None:
+    if weights is not None and weights.w_mid is not None:
         return "it has no kernel for a 3-layer kernel MLP (`weights.w_mid`); use a 2-layer one, or 'tiled'"
     if dtype not in TRITON_DTYPES:
         names = ", ".join(str(t) for t in TRITON_DTYPES)
@@ -82,7 +82,8 @@ def triton_obstacle(u: Tensor, weights: KernelWeights) -> str | None:
         )
     if head_dim > TRITON_HEAD_DIMS[-1]:
         return f"its head sizes end at {TRITON_HEAD_DIMS[-1]}, `u` has {head_dim}; use more heads, or 'tiled'"
-    if width > TRITON_WIDTHS[-1]:
+    if weights is not None and len(weights.w1) > TRITON_WIDTHS[-1]:
+        width = len(weights.w1)
         return (
             f"its kernel widths end at {TRITON_WIDTHS[-1]}, `weights.w1` has {width}; use a smaller width, or 'tiled'"
         )

@@ -32,7 +32,7 @@ class PositionWeights(NamedTuple):
 
 
 def position_row(b1: Tensor, w_x: Tensor | None, gamma_x: Tensor) -> Tensor:
-    """q_i[k] without W_ux . u_i: b1 [w], W_x [w, F], gamma(x) [b or 1, t, F] -> [b or 1, t or 1, 1, w]."""
+    """Returns q_i[k] without W_ux . u_i: b1 [w], W_x [w, F], gamma(x) [b or 1, t, F] -> [b or 1, t or 1, 1, w]."""
     return b1.expand(1, 1, 1, -1) if w_x is None else b1 + (gamma_x @ w_x.T).unsqueeze(2)
 
 
@@ -44,7 +44,7 @@ def position_term(
     weights: PositionWeights,
     has_frequencies: bool,
 ) -> Tensor | None:
-    """P_ij[k]: broadcasts to [..., t, w, m]; None if no group needs it. All modes of differentiation follow it."""
+    """Returns P_ij[k], which broadcasts to [..., t, w, m], or None. All modes of differentiation follow it."""
     factors = key_factors(weights, gamma_x, has_frequencies)
     term = None if factors is None else factors @ gamma_y.mT
     is_raw = weights.relative is not None and not has_frequencies
@@ -68,7 +68,7 @@ def position_tile(
     weights: PositionWeights,
     has_frequencies: bool,
 ) -> Tensor:
-    """:func:`position_term` for cells in which every query meets every key, as tiles have it: [c, m, t, w].
+    """Is :func:`position_term` for cells in which every query meets every key, as tiles have it: [c, m, t, w].
 
     One product per cell, and nothing that autograd could follow: terms are added in place.
     """
@@ -92,7 +92,7 @@ def position_tile(
 
 
 def key_factors(weights: PositionWeights, gamma_x: Tensor, has_frequencies: bool) -> Tensor | None:
-    """The factors of gamma(y_j) in P: [..., t, w, F], or [w, F] for all queries; None if no group needs them."""
+    """Returns the factors of gamma(y_j) in P: [..., t, w, F], or [w, F] for all queries, or None."""
     if weights.relative is None or not has_frequencies:
         return weights.y
     rotated = rotate(weights.relative, gamma_x)
@@ -100,7 +100,7 @@ def key_factors(weights: PositionWeights, gamma_x: Tensor, has_frequencies: bool
 
 
 def rotate(relative: Tensor, features: Tensor) -> Tensor:
-    """Coefficients of gamma(y_j) in W_rel . gamma(x_i - y_j): W_rel [w, 2L], gamma(x_i) [..., 2L] -> [..., w, 2L]."""
+    """Returns the coefficients [..., w, 2L] of gamma(y_j) in W_rel . gamma(x_i - y_j), given gamma(x_i) [..., 2L]."""
     sine, cosine = features.unsqueeze(-2).chunk(2, dim=-1)  # [..., 1, L]
     w_sine, w_cosine = relative.chunk(2, dim=-1)  # [w, L]
     top = (w_cosine * sine).addcmul(w_sine, cosine, value=-1)
@@ -108,7 +108,7 @@ def rotate(relative: Tensor, features: Tensor) -> Tensor:
 
 
 def length(differences: Tensor) -> Tensor:
-    """|v| of [..., s]: [...]. All derivatives at v = 0 are 0: those of sqrt would be infinite."""
+    """Returns |v| of [..., s]: [...]. All derivatives at v = 0 are 0: those of sqrt would be infinite."""
     if not (differences.requires_grad or is_transformed()):
         return torch.linalg.vector_norm(differences, dim=-1)
     squared = differences.square().sum(-1)

@@ -6,9 +6,13 @@ Because the kernel MLP's last layer is linear, K_ij need never be formed. Per he
     A_i[k, c] = sum_j GELU(pre_ij[k]) omega_j u_j[c]
     out_i[a]  = sum_{k,c} W2[(a, c), k] A_i[k, c] + (b2 ubar)[a],     ubar = sum_j omega_j u_j
 
-which costs w d_h instead of w d_h^2 multiply-adds per pair. The sum over pairs is the operator ``itnet::pair_sum``
-(exact/pair_sum.py). Terms that do not depend on a pair (q, b2, the causal normalisation) are left to autograd.
-README.md derives the backward.
+which costs w d_h instead of w d_h^2 multiply-adds per pair. Terms that do not depend on a pair (q, b2, the causal
+normalisation) are left to autograd.
+
+The sum over pairs is one opaque PyTorch operator for both backends, ``itnet::pair_sum``. Compilers, autocast, sharding
+and checkpointing see a function with a shape rule and a derivative; its tiles, its data-dependent choices and its
+Triton launches stay inside. It saves its inputs only: no tensor with a pair index or a (position, k, c) index outlives
+a call. README.md derives the backward.
 """
 
 from collections.abc import Sequence
@@ -17,21 +21,29 @@ import torch
 from torch import Tensor
 
 from .backends import Backend, matmul_dtype, resolve_backend
-from .exact.pair_inputs import PairInputs
-from .exact.pair_sum import pair_sum
+from .exact.pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
 from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
+from .exact.tiled import PairTiles
 from .first_layer import position_row
-from .measure import over_mass, visible_sum
+from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
-from .per_head import per_head
+from .near.windows import window_sum
+from .per_head import by_head
 from .positions import Coordinates
-from .transforms import is_transformed
+from .sampled.list_step import is_list_step, list_step
+from .sampled.list_sum import block_sum, one_list
+from .sampled.sampled import SampledPairs
+from .transforms import is_batched, is_transformed, operator_namespace
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
 
+_NAMESPACE = operator_namespace(__name__)
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[Tensor]: "Tensor[]"}
+_SCHEMA_TYPES |= {bool: "bool", torch.dtype: "ScalarType", str: "str"}
+_ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 
-@per_head
+
 def integral_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -42,9 +54,10 @@ def integral_transform(
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
     blocks: Blocks | Sequence[Blocks] | None = None,
+    window: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""The multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
+    r"""Applies the multi-head integral operator with a learned, matrix-valued kernel (the integral of Eq. multihead).
 
         out_i^(h) = sum_j omega_j K_ij^(h) u_j^(h),     K_ij^(h) = reshape(W2^(h) GELU(W1 z_ij + b1) + b2^(h))
 
@@ -65,13 +78,19 @@ def integral_transform(
         queries: features ``[B, n_q, H, d_h]`` of a query domain other than the key domain.
         query_positions: ``[n_q, s]``, ``[B, n_q, s]`` or :class:`Coordinates`; goes with ``queries``.
         blocks: takes the sum over the pairs that one or several :class:`Blocks` list, and over no others; omega is
-            not normalised over them. Only "reference" and "tiled" do that.
+            not normalised over them.
+        window: says that the pairs of ``blocks`` are those of every query with the last ``window`` keys, itself the
+            last of them. Where positions are evenly spaced, they are summed faster (near/windows.py).
         backend: "reference" forms every K_ij; "tiled" is the reassociated form in PyTorch; "triton" the fused GPU
             kernel; "auto" takes triton for tensors on a GPU where it is installed and tiled otherwise.
 
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
+    if weights.has_own_hidden:
+        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
+        parts = by_head(integral_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys, num_heads, head_dim = u.shape
     num_queries, dtype = queries.shape[1], torch.promote_types(queries.dtype, torch.float32)
@@ -81,16 +100,30 @@ def integral_transform(
         check_measure(measure, batch, num_keys)
     if blocks is not None:
         blocks = check_blocks(blocks, batch)
-        if is_causal or backend == "triton":
-            raise ValueError(
-                '`blocks` does not go with `is_causal`, which the blocks say, nor with `backend="triton"`'
-            )
-        backend = "tiled" if backend == "auto" else backend
+        if is_causal:
+            raise ValueError("`blocks` does not go with `is_causal`, which the blocks say")
+    elif window is not None:
+        raise ValueError(f"`window` ({window}) goes with `blocks`, whose pairs it describes, and none were given")
     backend, operand_dtype = resolve_backend(backend, u, weights), matmul_dtype(queries)
     if backend == "reference":
         listed = None if blocks is None else sum(part.dense(num_queries, num_keys).int() for part in blocks)
         return reference_transform(queries, u, batched(x), batched(y), weights, measure, is_causal, listed)
+    omega = uniform_measure(u) if measure is None else measure.to(dtype)
+    if backend == "triton" and is_list_step(queries, u, weights, measure, x.positions, y.positions):
+        listed = None if blocks is None else one_list(blocks, omega)
+        if blocks is None or listed is not None:
+            out = list_step(queries, u, x, y, weights, *((omega,) if listed is None else listed))
+            mass = omega.sum(1)[:, None, None, None] if is_causal else None
+            return (out if mass is None else over_mass(out, mass)).to(queries.dtype)
+    if backend == "triton" and blocks is not None:
+        with torch.autocast(u.device.type, enabled=False):
+            inputs = SampledPairs(queries, u, x, y, weights, backend).list_inputs()
+            return block_sum(inputs._replace(operand_dtype=operand_dtype), omega, blocks).to(queries.dtype)
     with torch.autocast(u.device.type, enabled=False):
+        if window is not None and queries is u and weights.w_mid is None:
+            steps = x.steps(dtype, window)
+            if steps is not None:
+                return _window_transform(u, x, steps, weights.to(dtype), measure)
         weights = weights.to(dtype) if blocks is None else weights.to(dtype).with_constant_unit()
         columns = split_input_weights(weights, head_dim)
         gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
@@ -132,7 +165,7 @@ def integral_transform(
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
         if blocks is not None:
             return out.to(queries.dtype)
-        omega = inputs.omega[..., None, None]
+        omega = omega[..., None, None]
         values = inputs.keys * omega
         mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
         b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
@@ -140,3 +173,115 @@ def integral_transform(
         if is_causal:
             out = over_mass(out, visible_sum(omega, num_queries))
         return out.to(queries.dtype)
+
+
+def _window_transform(
+    u: Tensor, x: Coordinates, steps: Tensor, weights: KernelWeights, measure: Tensor | None
+) -> Tensor:
+    """The sum over the last s keys of every query, with gamma(v) and |v| of their displacements, [s, F + 1]."""
+    (batch, count, num_heads, head_dim), dtype = u.shape, steps.dtype
+    columns, gamma, heads = split_input_weights(weights, head_dim), x.features_in(dtype), u.to(dtype)
+    table = steps.new_zeros(len(steps), len(weights.b1))
+    for name, part in (("x-y", steps[:, :-1]), ("distance", steps[:, -1:])):
+        table = table if columns[name] is None else table + part @ columns[name].T
+    terms = []
+    for place, content, bias in (("x", "u_x", weights.b1), ("y", "u_y", torch.zeros_like(weights.b1))):
+        term = position_row(bias, columns[place], gamma)
+        term = term if columns[content] is None else term + heads @ columns[content].T
+        terms.append(term.expand(batch, count, num_heads, -1))
+    omega = uniform_measure(heads) if measure is None else measure.to(dtype)
+    w2, b2 = (
+        part.expand(num_heads, -1, -1) for part in (weights.output_weight(head_dim), weights.output_bias(head_dim))
+    )
+    values = heads * omega[..., None, None]
+    return window_sum(heads, *terms, values, table, columns["u_x*u_y"], w2, b2).to(u.dtype)
+
+
+def _evaluator(backend: str) -> type:
+    """Returns the class that evaluates the sum of :class:`PairInputs`, by ``forward()`` and ``backward(...)``."""
+    if backend == "triton":
+        from .exact.triton.pairs import TritonPairs  # imports triton, which may not be installed
+
+        return TritonPairs
+    return PairTiles
+
+
+def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
+    """Returns the names of the arguments that the backward returns a gradient for, in their order."""
+
+    def wanted(name: str) -> bool:
+        if name == "measure":
+            return needs_measure
+        if name in POSITIONS:
+            return needs_positions and inputs.has_position_bias
+        return getattr(inputs, name) is not None
+
+    return [name for name in DIFFERENTIABLE if wanted(name)]
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::pair_sum", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
+def pair_sum(*arguments):
+    """Returns the sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``, of the fields of :class:`PairInputs`."""
+    inputs = PairInputs(*arguments)
+    return _evaluator(inputs.backend)(inputs).forward().contiguous()
+
+
+@pair_sum.register_fake
+def _(*arguments):
+    inputs = PairInputs(*arguments)
+    return inputs.row.new_empty(inputs.queries.shape)
+
+
+@torch.library.custom_op(
+    f"{_NAMESPACE}::pair_sum_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, bool needs_measure, bool needs_positions, {_ARGUMENTS}) -> Tensor[]",
+)
+def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
+    """Returns the gradients of the arguments that :func:`_with_gradient` names, in that order."""
+    inputs = PairInputs(*arguments)
+    names = _with_gradient(inputs, needs_measure, needs_positions)
+    grads = _evaluator(inputs.backend)(inputs).backward(grad_out, names)
+    return [grads[name].contiguous() for name in names]
+
+
+@pair_sum_backward.register_fake
+def _(grad_out, needs_measure, needs_positions, *arguments):
+    inputs = PairInputs(*arguments)
+    names = _with_gradient(inputs, needs_measure, needs_positions)
+    return [torch.empty_like(getattr(inputs, name), memory_format=torch.contiguous_format) for name in names]
+
+
+def _setup_context(ctx, inputs, output):
+    inputs = PairInputs(*inputs)
+    tensors = {name: value for name, value in inputs._asdict().items() if isinstance(value, Tensor)}
+    ctx.save_for_backward(*tensors.values())
+    ctx.names, ctx.rest = list(tensors), inputs._replace(**dict.fromkeys(tensors))
+
+
+def _backward(ctx, grad_out):
+    inputs = ctx.rest._replace(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+    needs = PairInputs(*ctx.needs_input_grad)
+    # The gradient itself will be differentiated, or is one of many.
+    if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
+        grads = _plain_gradients(inputs, [name for name in DIFFERENTIABLE if getattr(needs, name)], grad_out)
+    else:
+        flags = needs.measure, any(getattr(needs, name) for name in POSITIONS)
+        names = _with_gradient(inputs, *flags)
+        grads = dict(zip(names, pair_sum_backward(grad_out, *flags, *inputs), strict=True))
+    lists = {name: [None] * len(value) for name, value in inputs._asdict().items() if isinstance(value, (list, tuple))}
+    return tuple(lists.get(name, grads.get(name)) for name in PairInputs._fields)
+
+
+def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:
+    """Returns the gradients of the named arguments as functions that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: partial derivatives are wanted, and the arguments depend on each other (row on queries).
+        views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
+        out = plain_pair_sum(inputs._replace(**views))
+        grads = torch.autograd.grad(out, list(views.values()), grad_out, create_graph=create_graph, allow_unused=True)
+    return dict(zip(names, grads, strict=True))
+
+
+pair_sum.register_autograd(_backward, setup_context=_setup_context)

@@ -10,7 +10,7 @@ _BLOCK = 128
 
 
 def uniform_measure(features: Tensor, mask: Tensor | None = None) -> Tensor:
-    """1/n on the n positions of each sample: features [B, n, ...] -> [B, n], float32 at least.
+    """Returns 1/n on the n positions of each sample: features [B, n, ...] -> [B, n], float32 at least.
 
     With a mask [B, n] of zeros and ones, 1/n on the n positions that it marks and 0 on the others.
     """
@@ -23,7 +23,7 @@ def uniform_measure(features: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def visible_sum(tensor: Tensor, num_queries: int) -> Tensor:
-    """Sum over the keys j <= i + n_k - n_q that query i of a causal operator sees: [B, n_k, ...] -> [B, n_q, ...].
+    """Sums over the keys j <= i + n_k - n_q that query i of a causal operator sees: [B, n_k, ...] -> [B, n_q, ...].
 
     That of the measure is the visible mass, which a causal operator divides by (:func:`over_mass`).
     """
@@ -31,13 +31,13 @@ def visible_sum(tensor: Tensor, num_queries: int) -> Tensor:
 
 
 def over_mass(value: Tensor, mass: Tensor, otherwise: float = 0) -> Tensor:
-    """value / mass, and ``otherwise`` where there is no mass; the gradients are finite there too."""
+    """Returns value / mass, and ``otherwise`` where there is no mass; the gradients are finite there too."""
     has_mass = mass > 0
     return torch.where(has_mass, value / mass.where(has_mass, 1), otherwise)
 
 
 def prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
-    """sum_{j <= i} t_j along one dimension, in the shape and dtype of the tensor: ``torch.cumsum`` on a CPU.
+    """Returns sum_{j <= i} t_j along one dimension, in the shape and dtype of the tensor: ``torch.cumsum`` on a CPU.
 
     On a GPU, cumsum adds floating-point numbers in an order that changes from run to run, and
     ``torch.use_deterministic_algorithms(True)`` refuses it. There, blocks meet a triangular matrix of ones.
@@ -46,7 +46,7 @@ def prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
 
 
 def blocked_prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
-    """:func:`prefix_sum` by matrix products, in float64 where the device has it: n * 128 multiply-adds, any mode of
+    """Is :func:`prefix_sum` by matrix products, in float64 where the device has it: n * 128 multiply-adds, any mode of
     differentiation, no lower precision from autocast or TF32."""
     rows = tensor.movedim(dim, 0)
     sums = _blocked(rows.reshape(len(rows), -1).to(position_dtype(tensor.device)))
@@ -54,7 +54,7 @@ def blocked_prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
 
 
 def _blocked(rows: Tensor) -> Tensor:
-    """Over the first dimension of [n, c]: within blocks, then the totals of the blocks before."""
+    """Sums over the first dimension of [n, c]: within blocks, then with the totals of the blocks before."""
     count = len(rows)
     size = min(count, _BLOCK)
     triangle = rows.new_ones(size, size).tril()

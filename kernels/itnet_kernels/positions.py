@@ -20,12 +20,12 @@ _KEPT_ELEMENTS = 2**23
 
 
 def position_dtype(device: torch.device) -> torch.dtype:
-    """float64 wherever the device has it: positions are few, and angles of 2 pi B x lose digits in float32."""
+    """Returns float64 wherever the device has it: positions are few, and angles of 2 pi B x lose digits in float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def fourier_features(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """gamma(x) = [sin(2 pi B x); cos(2 pi B x)], Eq. fourier_features.
+    """Returns gamma(x) = [sin(2 pi B x); cos(2 pi B x)], Eq. fourier_features.
 
     positions ``[..., s]``, frequencies B ``[L, s]`` -> ``[..., 2L]``; with L = 0 the coordinates themselves. Angles
     are taken in float64 where the device has it, under autocast too; the result has the dtype of the positions, but no
@@ -50,18 +50,9 @@ class Displacements(NamedTuple):
     queries: Tensor  # [n_q] index of each query on the lattice
     keys: Tensor  # [n_k]
 
-    def numbers(self, rows: slice) -> Tensor:
-        """The numbers of the displacements between some queries and all keys: [t, n_k]."""
-        return self.queries[rows, None] - self.keys + len(self.table) // 2
-
-
-def of_set(tensor: Tensor, index: int) -> Tensor:
-    """What belongs to a set of positions, in a tensor [sets, ...] or [1, ...] that all sets share."""
-    return tensor[min(index, len(tensor) - 1)]
-
 
 def find_displacements(x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Displacements | None:
-    """The displacements of positions ``[n_q, s]`` and ``[n_k, s]`` that lie on a lattice; None if there is none.
+    """Returns the displacements of positions ``[n_q, s]`` and ``[n_k, s]`` on a lattice, or None if there is none.
 
     ``dtype`` is that of the features, whose rounding decides how closely the lattice has to be met.
     """
@@ -76,7 +67,7 @@ def find_displacements(x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.d
 def find_lattice(
     query_positions: Tensor, key_positions: Tensor, precision: float, frequencies: Tensor | None = None
 ) -> Displacements | None:
-    """The regular lattice that holds all positions (``[n_q, s]``, ``[n_k, s]``), or None if a table would not pay.
+    """Returns the regular lattice of all positions ``[n_q, s]`` and ``[n_k, s]``, or None if a table would not pay.
 
     A table evaluates the kernel at the lattice's displacements instead of the given ones. ``precision``, the relative
     rounding error of the features' dtype, bounds what that may change: along each axis a coordinate may be twice this
@@ -118,14 +109,15 @@ def find_lattice(
 def find_tables(
     x: Tensor, y: Tensor, frequencies: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The displacements of all sets of positions, x ``[B or 1, n_q, s]`` and y ``[B or 1, n_k, s]``, in two tensors:
-    what :meth:`Coordinates.lattice` returns."""
+    """Returns the displacements of all sets of positions, x ``[B or 1, n_q, s]`` and y ``[B or 1, n_k, s]``, in two
+    tensors: what :meth:`Coordinates.lattice` returns."""
     x, y, frequencies = x.detach(), y.detach(), frequencies.detach()
     columns = (2 * len(frequencies) or x.shape[2]) + 1
     tables, index = [y.new_zeros(0, columns, dtype=dtype)], []
-    for k in range(max(len(x), len(y))):
+    sets = max(len(x), len(y))
+    for own_x, own_y in zip(x.expand(sets, -1, -1), y.expand(sets, -1, -1), strict=True):
         first = sum(map(len, tables))
-        found = find_displacements(of_set(x, k), of_set(y, k), frequencies, dtype)
+        found = find_displacements(own_x, own_y, frequencies, dtype)
         if found is None:
             index.append(torch.zeros(2 + x.shape[1] + y.shape[1], dtype=torch.long, device=y.device))
             continue
@@ -174,13 +166,13 @@ class Coordinates:
         return self._once("features", lambda: fourier_features(self.exact, self.frequencies))
 
     def features_in(self, dtype: torch.dtype) -> Tensor:
-        """gamma(x), computed in :func:`position_dtype` and rounded to ``dtype``: [B or 1, n, F]."""
+        """Returns gamma(x), computed in :func:`position_dtype` and rounded to ``dtype``: [B or 1, n, F]."""
         return self._once(("features", dtype), lambda: self.features.to(dtype))
 
     def lattice(
         self, dtype: torch.dtype, queries: "Coordinates | None" = None
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """The :class:`Displacements` of all sets of positions in two tensors.
+        """Returns the :class:`Displacements` of all sets of positions in two tensors.
 
         The first is [rows, F + 1], the tables of all sets. The second, [sets, 2 + n_q + n_k], holds for each set its
         first row and number of rows (0 without a lattice), and the indices of queries and keys on the lattice.
@@ -195,8 +187,26 @@ class Coordinates:
             lambda: find_tables(x.exact, self.exact, self.frequencies, dtype),
         )
 
+    def steps(self, dtype: torch.dtype, count: int) -> Tensor | None:
+        """gamma(v) and |v| of the displacements v of a position from the last ``count`` ones, itself the last of them:
+        [count, F + 1]. None unless all samples have the same positions, evenly spaced on a line, in rising order, and
+        no gradient is wanted for them."""
+        if self.positions.requires_grad or not has_values(self.positions):
+            return None
+        return self._once(("steps", dtype, count), lambda: self._steps(*self.lattice(dtype), count))
+
+    def _steps(self, tables: Tensor | None, index: Tensor | None, count: int) -> Tensor | None:
+        if index is None or len(index) > 1 or index[0, 1] == 0 or self.positions.shape[-1] > 1:
+            return None
+        (first, rows), keys = index[0, :2].tolist(), index[0, -self.positions.shape[-2] :]
+        step = int(keys[1] - keys[0])  # a lattice has more than one position
+        if step < 1 or not bool((keys.diff() == step).all()):
+            return None
+        numbers = rows // 2 + step * torch.arange(count - 1, -1, -1, device=keys.device)
+        return tables[first + numbers.clamp(max=rows - 1)]  # nothing is farther apart than the first and the last
+
     def select(self, samples: Tensor | slice) -> "Coordinates":
-        """The coordinates of some samples of the batch, with what was computed for them."""
+        """Returns the coordinates of some samples of the batch, with what was computed for them."""
         if self.positions.dim() == 2 or len(self.positions) == 1:
             return self
         chosen = copy(self)
@@ -207,7 +217,7 @@ class Coordinates:
         return chosen
 
     def has_frequencies_of(self, frequencies: Tensor) -> bool:
-        """Whether these coordinates belong to ``frequencies``: compared by value where that is possible."""
+        """Returns whether these coordinates belong to ``frequencies``: compared by value where that is possible."""
         own = self.frequencies
         if own is frequencies or own.shape != frequencies.shape:
             return own is frequencies
@@ -222,7 +232,7 @@ class Coordinates:
         return positions.to(position_dtype(positions.device))
 
     def _once(self, key, compute: Callable):
-        """``compute()``, the first time."""
+        """Calls ``compute()`` the first time, and keeps its result."""
         if self.positions.requires_grad or self.frequencies.requires_grad or is_transformed():
             return compute()
         # Tensors made in inference mode are of no use outside of it, and a compiled function cannot ask for it.

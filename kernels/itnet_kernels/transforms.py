@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def operator_namespace(module: str) -> str:
-    """Where a module registers its operators: "itnet", or a namespace of its own in a copy of this package.
+    """Says where a module registers its operators: "itnet", or a namespace of its own in a copy of this package.
 
     A Hub kernel and a checkpoint's own code are copies under other names, which may be loaded beside the package.
     """
@@ -18,12 +18,12 @@ def operator_namespace(module: str) -> str:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func is running or forward-mode differentiation is switched on."""
+    """Returns whether a transform of torch.func is running or forward-mode differentiation is switched on."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether a vmap runs over the tensor, which then stands for many and has no value to look at."""
+    """Returns whether a vmap runs over the tensor, which then stands for many and has no value to look at."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor) and not functorch.is_batchedtensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -32,19 +32,19 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the tensor's values can be looked at: not while tracing, under vmap, or in a tensor without storage."""
+    """Returns whether the tensor's values can be looked at: not while tracing, under vmap, or without storage."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
     return is_plain and not is_traced and not is_batched(tensor)
 
 
 def may_look_at(tensor: Tensor) -> bool:
-    """Whether a check may depend on the tensor's values: also not where it would wait for a device."""
+    """Returns whether a check may depend on the tensor's values: also not where it would wait for a device."""
     return tensor.device.type == "cpu" and has_values(tensor)
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    """``function(*arguments)``, evaluated again in the backward instead of keeping what is inside.
+    """Returns ``function(*arguments)``, evaluated again in the backward instead of keeping what is inside.
 
     Transforms of torch.func and forward mode cannot do that: under them everything is kept.
     """

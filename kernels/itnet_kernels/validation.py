@@ -11,7 +11,7 @@ from .weights import KERNEL_INPUTS, KernelWeights, kernel_input_size
 
 
 def batched(positions: Tensor | Coordinates) -> Tensor:
-    """[n, s] or [B, n, s] -> [B or 1, n, s]."""
+    """Brings positions [n, s] or [B, n, s] to [B or 1, n, s]."""
     positions = positions.positions if isinstance(positions, Coordinates) else positions
     return positions if positions.dim() == 3 else positions.unsqueeze(0)
 
@@ -56,7 +56,7 @@ def check_features(name: str, features: Tensor) -> None:
 
 
 def is_one_of(shape: Sequence[int], *allowed: Sequence[int]) -> bool:
-    """Whether a shape is allowed. A compiled graph knows sizes by symbols, which `in` cannot compare."""
+    """Returns whether a shape is allowed. A compiled graph knows sizes by symbols, which `in` cannot compare."""
     same_length = (other for other in allowed if len(other) == len(shape))
     return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in same_length)
 
@@ -64,7 +64,7 @@ def is_one_of(shape: Sequence[int], *allowed: Sequence[int]) -> bool:
 def check_positions(
     name: str, positions: Tensor | Coordinates, owner: str, features: Tensor, weights: KernelWeights
 ) -> Coordinates:
-    """The coordinates of ``features`` [B, n, H, d_h]."""
+    """Checks positions and returns the coordinates of ``features`` [B, n, H, d_h]."""
     batch, count = features.shape[:2]
     dim = weights.fourier.shape[1]
     is_prepared = isinstance(positions, Coordinates)
@@ -118,7 +118,7 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
 
 
 def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) -> None:
-    """The keys of each query: [B, n_q, M] integers in [0, n_k)."""
+    """Checks the keys of each query, which are [B, n_q, M] integers in [0, n_k)."""
     if indices.dim() != 3 or list(indices.shape[:2]) != [batch, num_queries]:
         raise ValueError(f"`indices` {list(indices.shape)} must be [{batch}, {num_queries}, M]: M keys for each query")
     if indices.dtype not in (torch.int32, torch.int64):
@@ -128,7 +128,7 @@ def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) 
 
 
 def check_per_pair(name: str, tensor: Tensor, indices: Tensor) -> None:
-    """A number for each listed key."""
+    """Checks a tensor that has a number for each listed key."""
     if tensor.shape != indices.shape or not tensor.is_floating_point():
         expected = f"a floating-point tensor of the shape of `indices` {list(indices.shape)}"
         raise ValueError(f"`{name}` must be {expected}, got {tensor.dtype} {list(tensor.shape)}")

@@ -36,7 +36,7 @@ class KernelWeights(NamedTuple):
     b_mid: Tensor | None = None  # [w]
 
     def to(self, dtype: torch.dtype) -> "KernelWeights":
-        """The weights in ``dtype``. Frequencies stay as they are: far from the origin, phases feel every digit."""
+        """Returns the weights in ``dtype``. Frequencies stay: far from the origin, phases feel every digit."""
         cast = {name: t.to(dtype) for name, t in self._asdict().items() if isinstance(t, Tensor) and name != "fourier"}
         return self._replace(**cast)
 
@@ -46,14 +46,14 @@ class KernelWeights(NamedTuple):
         return self.w1.dim() == 3
 
     def of_head(self, head: int) -> "KernelWeights":
-        """The weights of one head, with all their layers to itself."""
+        """Returns the weights of one head, with all their layers to itself."""
         own = {name: getattr(self, name) for name in ("w1", "b1", "w_mid", "b_mid")}
         own = {name: value if value is None else value[head] for name, value in own.items()}
         outer = slice(None) if len(self.w2) == 1 else slice(head, head + 1)
         return self._replace(**own, w2=self.w2[outer], b2=self.b2[outer])
 
     def with_constant_unit(self) -> "KernelWeights":
-        """The same kernel with one hidden unit more, which stands for the constant 1 and takes the place of b2."""
+        """Returns the same kernel with one hidden unit more, the constant 1, in place of b2."""
         w2 = torch.cat([self.w2, self.b2.unsqueeze(-1)], dim=-1)
         grown = self._replace(
             w1=pad(self.w1, (0, 0, 0, 1)), b1=pad(self.b1, (0, 1)), w2=w2, b2=torch.zeros_like(self.b2)
@@ -63,29 +63,29 @@ class KernelWeights(NamedTuple):
         return grown._replace(w_mid=pad(self.w_mid, (0, 1, 0, 1)), b_mid=pad(self.b_mid, (0, 1)))
 
     def output_weight(self, head_dim: int) -> Tensor:
-        """W2 as it meets the moments A: [H or 1, w * d_h, d_h], rows (k, c), columns a."""
+        """Returns W2 as it meets the moments A: [H or 1, w * d_h, d_h], rows (k, c), columns a."""
         return self.w2.unflatten(1, (head_dim, head_dim)).permute(0, 3, 2, 1).flatten(1, 2)
 
     def output_bias(self, head_dim: int) -> Tensor:
-        """b2 as it meets the mean of the signal: [H or 1, d_h, d_h], rows c, columns a."""
+        """Returns b2 as it meets the mean of the signal: [H or 1, d_h, d_h], rows c, columns a."""
         return self.b2.unflatten(1, (head_dim, head_dim)).mT
 
 
 def kernel_group_sizes(num_frequencies: int, position_dim: int, head_dim: int) -> dict[str, int]:
-    """Number of columns of each input group: 2L (or s without frequencies), 1 for the distance, d_h for content."""
+    """Returns the number of columns of each input group: 2L or s, 1 for the distance, d_h for content."""
     position = 2 * num_frequencies or position_dim
     sizes = (position, position, position, 1, head_dim, head_dim, head_dim)
     return dict(zip(KERNEL_INPUTS, sizes, strict=True))
 
 
 def kernel_input_size(inputs: tuple[str, ...], num_frequencies: int, position_dim: int, head_dim: int) -> int:
-    """Columns of ``w1``; 6L + 1 + 3 d_h when all seven groups are used."""
+    """Returns the number of columns of ``w1``; 6L + 1 + 3 d_h when all seven groups are used."""
     sizes = kernel_group_sizes(num_frequencies, position_dim, head_dim)
     return sum(sizes[name] for name in inputs)
 
 
 def split_input_weights(weights: KernelWeights, head_dim: int) -> dict[str, Tensor | None]:
-    """The columns of ``w1`` by group: name -> [w, group size], or None for a group that is not used."""
+    """Returns the columns of ``w1`` by group: name -> [w, group size], or None for a group that is not used."""
     sizes = kernel_group_sizes(*weights.fourier.shape, head_dim)
     used = [name for name in KERNEL_INPUTS if name in weights.inputs]
     parts = weights.w1.split([sizes[name] for name in used], dim=1)

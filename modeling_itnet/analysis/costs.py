@@ -144,7 +144,7 @@ def _filled(layer: nn.Module) -> nn.Module:
 def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     """FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
     kept: list[Tensor] = []
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.itnet.pair_sum: _pair_sum_flops})
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.itnet.pair_sum: pair_sum_flops})
     with counter, torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         layer(*arguments)
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
@@ -153,7 +153,7 @@ def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     return counter.get_total_flops(), sum(storages.values())
 
 
-def _pair_sum_flops(*shapes, out_shape=None) -> int:
+def pair_sum_flops(*shapes, out_shape=None) -> int:
     """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer.
 
     Blocks count as they are computed, with the pairs in them that do not count.

@@ -4,17 +4,18 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option, echo
 
 from configuration_itnet import MODALITIES, find_modality
 
-from ..hub import create_checkpoint, export_to_hub_folder, preset_cards, task_classes
+from ..hub import create_checkpoint, export_to_hub_folder, preset_cards
 from . import commands, given, print_json
 from .inputs import load_model, read_inputs, read_processors
 
-_TASKS = f"A head: {', '.join(task_classes())}, or the Hub's name of one, as fill-mask. Without it, no head."
+_TASKS = ", ".join(head.task for row in MODALITIES.values() for head in row.heads)
+_TASKS = f"A head: {_TASKS}, or the Hub's name of one, as fill-mask. Without it, the model has no head."
 _DATA = "Calibration data: image or text files, a folder of them, a parquet file, .npy or .npz."
 Overwrite = Annotated[bool, Option("--overwrite", help="Write into the folder although it holds files.")]
 
@@ -33,7 +34,6 @@ def create(
     settings: Annotated[list[str], Option("--set", help="Any other argument of ITNetConfig, as name=value.")] = (),
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a new, untrained model: seeded weights, configuration, processor, tokenizer, card and code."""
     _check_new_folder(folder, overwrite)
     overrides = given(integration_mode=mode, num_labels=num_labels) | _settings(settings)
     model = create_checkpoint(
@@ -51,7 +51,6 @@ def export(
     push: Annotated[str | None, Option(help="Hub repository to upload it to as well.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a folder that loads with trust_remote_code=True where this package is not installed."""
     _check_new_folder(folder, overwrite, checkpoint)
     model, processors = load_model(checkpoint), read_processors(checkpoint)
     export_to_hub_folder(model, folder, processors, max_shard_size=max_shard_size)
@@ -64,7 +63,9 @@ def export(
 def convert(
     checkpoint: Annotated[Path, Argument(help="Folder with an exact model.")],
     folder: Annotated[Path, Argument(help="New or empty folder to write the converted model to.")],
-    to: Annotated[str, Option(help="low_rank, auto (exact and low_rank), near_far or monte_carlo.")] = "low_rank",
+    to: Annotated[
+        Literal["low_rank", "auto", "near_far", "monte_carlo"], Option(help="The mode; auto is exact and low_rank.")
+    ] = "low_rank",
     rank: Annotated[int, Option(min=1, help="Rank per head of the low-rank kernel, or of the far field.")] = 8,
     near_size: Annotated[
         int | None, Option(min=1, help="near_far: positions of a window, in text and images.")
@@ -78,26 +79,21 @@ def convert(
     as_json: Annotated[bool, Option("--json", help="Print the errors as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Switch a trained exact model to low-rank, near and far, or Monte Carlo integration."""
-    if to not in ("low_rank", "auto", "near_far", "monte_carlo"):
-        raise ValueError(f"`--to` ({to!r}) must be 'low_rank', 'auto', 'near_far' or 'monte_carlo'")
     _check_new_folder(folder, overwrite, checkpoint)
-    model, processors = load_model(checkpoint), read_processors(checkpoint)
-    report = None
-    if to == "monte_carlo":
-        model.to_monte_carlo(num_samples)
-    elif not data:
+    if to != "monte_carlo" and not data:
         raise ValueError(
             f"`--to {to}` needs `--data`: the new kernels are fitted to what the model does on real inputs"
         )
+    model, report = load_model(checkpoint), None
+    settings = {"rank": rank, "steps": steps, "distillation_steps": steps}
+    batches = read_inputs(checkpoint, model.config, data, limit, batch_size) if data else None
+    if to == "monte_carlo":
+        model.to_monte_carlo(num_samples)
+    elif to == "near_far":
+        report = model.to_near_far(batches, near_size=near_size, near_radius=near_radius, **settings)
     else:
-        batches = read_inputs(checkpoint, model.config, data, limit, batch_size)
-        settings = {"steps": steps, "distillation_steps": steps}
-        if to == "near_far":
-            report = model.to_near_far(batches, rank=rank, near_size=near_size, near_radius=near_radius, **settings)
-        else:
-            report = model.to_low_rank(rank, batches, integration_mode=to, **settings)
-    model.save_pretrained(folder, processor=processors)
+        report = model.to_low_rank(calibration_data=batches, integration_mode=to, **settings)
+    model.save_pretrained(folder, processor=read_processors(checkpoint))
     if as_json:
         errors = {} if report is None else asdict(report)
         print_json({"folder": str(folder), "integration_mode": model.config.integration_mode, **errors})
@@ -110,9 +106,8 @@ def convert(
 @commands.command()
 def cards(
     folder: Annotated[Path, Argument(help="Where the cards of all presets are.")] = Path("model_cards"),
-    check: Annotated[bool, Option("--check", help="Write nothing; fail if a card is out of date.")] = False,
+    check: Annotated[bool, Option("--check", help="Write nothing, and fail if a card is out of date.")] = False,
 ) -> None:
-    """Write the model cards of all presets."""
     stale = []
     for name, text in preset_cards().items():
         path = folder / name

@@ -41,7 +41,7 @@ def explore(
     max_megabytes: Annotated[float, Option(help="Largest page; larger ones leave out layers, then heads.")] = 5.0,
     title: Annotated[str | None, Option(help="Title of the page; by default, the name of the folder.")] = None,
 ) -> None:
-    """Write a page that evaluates the kernels of a model in the browser, for every query of some inputs."""
+    """The page is one file that needs neither a server nor a network."""
     model = load_model(checkpoint)
     processors = read_processors(checkpoint)
     tokenizer = next((found for found in map(_tokenizer, processors) if found is not None), None)

@@ -12,26 +12,25 @@ from typer import Argument, Option, echo, get_text_stream
 
 from ..heads.causal_lm import ITNetForCausalLM
 from . import commands, given
-from .inputs import load_config, load_model, model_class, read_processors
+from .inputs import checkpoint_config, load_model, model_class, read_tokenizer
 
 
 @commands.command()
 def generate(
     checkpoint: Annotated[Path, Argument(help="Folder with a causal language model and its tokenizer.")],
     prompts: Annotated[list[str], Argument(help="Texts to continue; - reads one from standard input.")],
-    max_new_tokens: Annotated[int, Option(min=1, help="Tokens to add at most; an end of text comes earlier.")] = 50,
-    temperature: Annotated[float | None, Option(help="Below 1, likely tokens become likelier; 1 by default.")] = None,
-    top_k: Annotated[int | None, Option(min=1, help="Draw from this many of the likeliest tokens only.")] = None,
-    top_p: Annotated[float | None, Option(help="Draw from the likeliest tokens of this share in all only.")] = None,
-    num_beams: Annotated[int, Option(min=1, help="Search the likeliest text with as many candidates.")] = 1,
-    seed: Annotated[int | None, Option(help="Seed of the draws: the same text again.")] = None,
+    max_new_tokens: Annotated[int, Option(min=1, help="Add at most this many tokens; an end of text stops.")] = 50,
+    temperature: Annotated[float | None, Option(help="Below 1, likely tokens become likelier; default: 1.")] = None,
+    top_k: Annotated[int | None, Option(min=1, help="Draw only from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Draw only from the likeliest tokens of this total share.")] = None,
+    num_beams: Annotated[int, Option(min=1, help="Search for the likeliest text with this many candidates.")] = 1,
+    seed: Annotated[int | None, Option(help="Seed of the draws; the same seed gives the same text.")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always take the likeliest token; nothing is drawn.")] = False,
     stream: Annotated[
-        bool | None, Option(help="Print tokens as they come; by default on a terminal. Beams print none before all.")
+        bool | None, Option(help="Print tokens as they come, as terminals do by default. Beams come at the end.")
     ] = None,
 ) -> None:
-    """Continue texts with a causal language model. Prints every text with what was added; tokens are drawn, unless
-    --greedy or --num-beams is given."""
+    """Prints every text with what was added; tokens are drawn, unless --greedy or --num-beams is given."""
     chances = given(temperature=temperature, top_k=top_k, top_p=top_p)
     _check_chances(chances, greedy, num_beams)
     prompts = [_read(prompt) for prompt in prompts]
@@ -70,18 +69,13 @@ def _read(prompt: str) -> str:
 
 def _load(checkpoint: Path) -> tuple[ITNetForCausalLM, Tokenizer]:
     """The language model of a folder, and its tokenizer."""
-    if not checkpoint.is_dir():
-        raise ValueError(f"no such checkpoint folder: {checkpoint}")
-    found = model_class(load_config(str(checkpoint)))
+    found = model_class(checkpoint_config(checkpoint))
     if not issubclass(found, ITNetForCausalLM):
         raise ValueError(
             f"{checkpoint} holds an {found.__name__}, which cannot generate; `itnet create itnet-small DIR --task "
             "causal-lm` makes a model that can"
         )
-    tokenizer = next((part for part in read_processors(checkpoint) if isinstance(part, Tokenizer)), None)
-    if tokenizer is None:
-        raise ValueError(f"{checkpoint} has no tokenizer; `tokenizer.save_pretrained(folder)` adds one")
-    return load_model(checkpoint), tokenizer
+    return load_model(checkpoint), read_tokenizer(checkpoint)
 
 
 def _continue(model: ITNetForCausalLM, tokenizer: Tokenizer, prompt: str, streams: bool, settings: dict) -> None:

@@ -26,13 +26,21 @@ def load_config(name: str, **overrides) -> ITNetConfig:
     """A preset by name, or the configuration of a checkpoint folder."""
     if not Path(name).is_dir():
         return ITNetConfig.from_preset(name, **overrides)
-    if not (Path(name) / "config.json").is_file():
-        raise ValueError(f"{name} is no checkpoint: it has no config.json")
+    config = checkpoint_config(Path(name))
     if overrides:
         raise ValueError(
             f"{', '.join(overrides)} cannot be changed: {name} is a checkpoint with its own configuration"
         )
-    return ITNetConfig.from_pretrained(name)
+    return config
+
+
+def checkpoint_config(folder: Path) -> ITNetConfig:
+    """The configuration of a checkpoint folder."""
+    if not folder.is_dir():
+        raise ValueError(f"no such checkpoint folder: {folder}")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no checkpoint: it has no config.json")
+    return ITNetConfig.from_pretrained(folder)
 
 
 def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
@@ -46,9 +54,7 @@ def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
 
 def load_model(folder: Path) -> ITNetPreTrainedModel:
     """The model of a checkpoint folder, in the class that it was saved in."""
-    if not folder.is_dir():
-        raise ValueError(f"no such checkpoint folder: {folder}")
-    return model_class(load_config(str(folder))).from_pretrained(folder).eval()
+    return model_class(checkpoint_config(folder)).from_pretrained(folder).eval()
 
 
 def read_processors(checkpoint: Path) -> list:
@@ -62,6 +68,14 @@ def read_processors(checkpoint: Path) -> list:
     if (checkpoint / "tokenizer_config.json").exists():
         found.append(AutoTokenizer)
     return [auto_class.from_pretrained(checkpoint) for auto_class in found]
+
+
+def read_tokenizer(checkpoint: Path) -> Tokenizer:
+    """The tokenizer that a folder holds."""
+    for found in read_processors(checkpoint):
+        if isinstance(found, Tokenizer):
+            return found
+    raise ValueError(f"{checkpoint} has no tokenizer; `tokenizer.save_pretrained(folder)` adds one")
 
 
 def read_inputs(

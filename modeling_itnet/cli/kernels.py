@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 from typer import Argument, Option, echo
 
 from configuration_itnet import MODALITIES, find_modality
@@ -14,7 +13,7 @@ from configuration_itnet import MODALITIES, find_modality
 from ..analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 from ..modalities import load
 from . import commands
-from .inputs import is_text, load_model, process, read_inputs, read_processors
+from .inputs import is_text, load_model, process, read_inputs, read_tokenizer
 
 
 @commands.command()
@@ -24,13 +23,12 @@ def plot_kernel(
         str, Argument(help="An image file, a text (or a file with one), or a cloud (.npy, .xyz, .off, ...).")
     ],
     output: Annotated[Path, Option("--output", "-o", help="Picture to write.")] = Path("kernel.png"),
-    layer: Annotated[int, Option(help="Layer, from 0; negative counts from the last.")] = 0,
-    part: Annotated[str, Option(help="full, learned or variation.")] = "variation",
+    layer: Annotated[int, Option(help="Number of the layer, from 0; negative numbers count from the last.")] = 0,
+    part: Annotated[str, Option(help="What to draw the norm of: full, learned or variation.")] = "variation",
     query: Annotated[
         list[str], Option(help="What to look from: row,column or cls (image), a number (cloud); may be repeated.")
     ] = (),
 ) -> None:
-    """Draw how strongly one layer couples the positions of an input."""
     model = load_model(checkpoint)
     row = find_modality(model.config.modality)
     if row.plot is None:
@@ -48,10 +46,7 @@ def plot_image(model, checkpoint: Path, source: str, query: list[str], **picture
 def plot_text(model, checkpoint: Path, source: str, query: list[str], **picture) -> None:
     if query:
         raise ValueError("`--query` does not go with a text: its picture shows every token")
-    tokenizer = next((found for found in read_processors(checkpoint) if isinstance(found, Tokenizer)), None)
-    if tokenizer is None:
-        raise ValueError(f"{checkpoint} has no tokenizer")
-    is_literal = is_text(source)
+    tokenizer, is_literal = read_tokenizer(checkpoint), is_text(source)
     inputs = process(tokenizer, model.config, [source]) if is_literal else _read(model, checkpoint, source)
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     plot_text_kernel(model, inputs, tokens, **picture)

@@ -20,10 +20,10 @@ def train(
     override: Annotated[
         list[str], Option("--override", "-o", help="An option in place of the recipe's: name=value.")
     ] = (),
-    processes: Annotated[int, Option(min=1, help="Processes on this machine, by torchrun if above 1.")] = 1,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the command, do not run it.")] = False,
+    processes: Annotated[int, Option(min=1, help="Processes on this machine; torchrun starts more than 1.")] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the command, and do not run it.")] = False,
 ) -> None:
-    """Train the model of a recipe, in a clone of the repository. For instance: itnet train modelnet10-cpu -o seed=1"""
+    """For instance: itnet train modelnet10-cpu -o seed=1"""
     settings, options = read_recipe(find_recipe(recipe)), _options(override)
     folder, name = find_clone() / "examples", settings["script"]
     if not (folder / f"{name}.py").is_file():

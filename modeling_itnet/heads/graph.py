@@ -7,20 +7,15 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import can_return_tuple
 
-from ..modeling_itnet import INPUTS, main_input_first
+from ..modeling_itnet import INPUTS
 from .common import ITNetPooledClassifier
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a graph classification head: a linear layer on the mean over all nodes.
-    """
-)
+@auto_docstring(custom_intro="ITNet with a graph classification head: a linear layer on the mean over all nodes.")
 class ITNetForGraphClassification(ITNetPooledClassifier):
     modality = "graph"
     main_input_name = "node_features"
 
-    @main_input_first
     @can_return_tuple
     @auto_docstring(custom_args=INPUTS)
     def forward(

@@ -15,7 +15,7 @@ from ..encoders.signal import signal_measure
 from ..integration.factors import ITNetFactors
 from ..integration.near import find_near_keys
 from ..layers import ITNetFeedForward
-from ..modeling_itnet import INPUTS, ITNetHead, main_input_first
+from ..modeling_itnet import INPUTS, ITNetHead
 from ..operator import ITNetKernel, near_integral
 from ..outputs import SignalRegressionOutput
 from .interpolation import local_interpolation, shepard_interpolation
@@ -101,6 +101,7 @@ class ITNetForSignalRegression(ITNetHead):
     output_class = SignalRegressionOutput
     accepts_loss_kwargs = False  # the loss is a mean over samples, and Trainer counts points
     takes_label_smoothing = False
+    own_modes = ("exact",)  # in which the query layer integrates, whatever the mode of the layers
 
     def __init__(self, config: ITNetConfig):
         super().__init__(config)
@@ -108,7 +109,6 @@ class ITNetForSignalRegression(ITNetHead):
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @main_input_first
     @can_return_tuple
     @auto_docstring(custom_args=INPUTS)
     def forward(

@@ -94,11 +94,7 @@ class ITNetForMaskedLM(ITNetTextInputs, ITNetHead):
         return self.lm_head(outputs.last_hidden_state)
 
 
-@auto_docstring(
-    custom_intro="""
-    ITNet with a token classification head: a linear layer on every token.
-    """
-)
+@auto_docstring(custom_intro="ITNet with a token classification head: a linear layer on every token.")
 class ITNetForTokenClassification(ITNetTextInputs, ITNetPooledClassifier):
     output_class = ITNetTokenClassifierOutput
     problem_type = "single_label_classification"  # of every token that has a label

@@ -2,7 +2,6 @@
 """New checkpoints: seeded weights, configuration, processor, tokenizer and card in one folder."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
+from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality, find_task, task_settings
 
-from ..modalities import find_head, find_heads, load
+from ..modalities import load
 from ..modeling_itnet import ITNetModel, ITNetPreTrainedModel
 from .card import model_card
 from .export import export_to_hub_folder
@@ -21,22 +20,6 @@ from .export import export_to_hub_folder
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Of a causal model. One token ends a text and so comes before the next one, where texts follow each other.
 END_OF_TEXT = "<|endoftext|>"
-
-
-def task_classes() -> dict[str, tuple[type[ITNetPreTrainedModel], str]]:
-    """Name of a task, such as image-classification for ITNetForImageClassification -> its class and its modality."""
-    return {head.task: (cls, row.name) for cls, head, row in find_heads()}
-
-
-def find_task(name: str) -> tuple[type[ITNetPreTrainedModel], str | None]:
-    """Class and modality of a task, by a name of :func:`task_classes` or the Hub's name of it, such as fill-mask."""
-    found = {head.hub_task: (cls, row.name) for cls, head, row in find_heads()}
-    found |= {row.bare_task: (ITNetModel, row.name) for row in MODALITIES.values()}
-    found |= {Modality.bare_task: (ITNetModel, None), **task_classes()}  # most modalities have this bare task
-    if name not in found:
-        names = ", ".join(task_classes())
-        raise ValueError(f"unknown task {name!r}; available: {names}, and the Hub's names of these")
-    return found[name]
 
 
 def create_checkpoint(
@@ -55,18 +38,21 @@ def create_checkpoint(
 
     Args:
         preset: A name of `configuration_itnet.preset_names()`.
-        task: The head, by a name that :func:`find_task` knows; None is the bare model.
+        task: The head, by our name of its task or the Hub's; None, or feature-extraction, is the bare model.
         modality: What the model reads; None is the task's, or else the preset's own.
         seed: The same seed gives the same weights.
         tokenizer: A tokenizer to use, as a folder or a Hub id.
         texts: Text files to train a tokenizer of `vocab_size` tokens on. With neither, tokens are bytes.
         overrides: Further arguments of `ITNetConfig`, in place of what the preset and the task say.
     """
-    model_class, modality_of_task = (ITNetModel, None) if task is None else find_task(task)
-    if modality or modality_of_task:
-        overrides["modality"] = modality or modality_of_task
-    head = find_head(model_class)
-    config = ITNetConfig.from_preset(preset, **(overrides if head is None else head.settings | overrides))
+    model_class, bare_tasks = ITNetModel, {row.bare_task: {"modality": row.name} for row in MODALITIES.values()}
+    bare_tasks |= {None: {}, Modality.bare_task: {}}  # which most modalities have
+    if task in bare_tasks:
+        settings = bare_tasks[task]
+    else:
+        model_class, settings = load(find_task(task)[0].model), task_settings(task)
+    overrides |= {} if modality is None else {"modality": modality}
+    config = ITNetConfig.from_preset(preset, **settings | overrides)
     processor = _make_processor(config, tokenizer, texts)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -124,11 +110,9 @@ def _leave_open(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _load_tokenizer(name: str, **settings) -> PreTrainedTokenizerBase:
-    if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
-        raise ValueError(f"`tokenizer` ({name!r}) is no folder here, and no Hub id such as org/name")
     try:
         return AutoTokenizer.from_pretrained(name, **settings)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"`tokenizer` ({name!r}) is no folder here with a tokenizer, nor one on the Hub") from error
 
 

@@ -28,15 +28,22 @@ from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
-_FACTORS = (
-    "modeling_itnet.integration.factors",
-    *(f"itnet_kernels.low_rank.{name}" for name in ("matrix", "state", "vector")),
-)
-#: Mode of integration -> what only some modes need. Any model can be switched to the others, without further weights.
+#: What only some modes need, and which. Whatever imports one of these modules asks for the mode before it uses it.
 MODE_MODULES = {
-    "low_rank": _FACTORS,
-    "near_far": (*_FACTORS, "modeling_itnet.integration.near", "itnet_kernels.near.balls"),
+    "itnet_kernels.integral_transform": ("exact", "near_far", "monte_carlo"),
+    "itnet_kernels.low_rank.matrix": ("low_rank", "near_far"),
+    "itnet_kernels.low_rank.state": ("low_rank", "near_far"),
+    "itnet_kernels.low_rank.vector": ("low_rank", "near_far"),
+    "itnet_kernels.near.balls": ("near_far",),
+    "itnet_kernels.near.blocks": ("near_far",),
+    "itnet_kernels.sampled.anchors": ("monte_carlo",),
+    "itnet_kernels.sampled.monte_carlo": ("monte_carlo",),
+    "modeling_itnet.integration.factors": ("low_rank", "near_far"),
+    "modeling_itnet.integration.near": ("near_far",),
+    "modeling_itnet.integration.proposal": ("monte_carlo",),
 }
+#: What only causal models need.
+CAUSAL_MODULES = ("modeling_itnet.generation.cache", "modeling_itnet.integration.documents")
 _ABSENT = """class {name}:
     def __init__(self, *args, **kwargs):
         raise ImportError("{name} is not in this folder, as its model does not use it: load it with the itnet package")
@@ -63,9 +70,9 @@ def flat_reference(cls: type) -> str:
 
 def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
     """File name -> source of all modules that ``classes`` need, for models of one configuration."""
-    needed = {name for mode in config.integration_modes for name in MODE_MODULES.get(mode, ())}
-    absent = {name for names in MODE_MODULES.values() for name in names} - needed
-    absent |= set() if config.is_causal else {"modeling_itnet.generation.cache"}
+    modes = {*config.integration_modes, *(mode for cls in classes for mode in getattr(cls, "own_modes", ()))}
+    absent = {name for name, needing in MODE_MODULES.items() if modes.isdisjoint(needing)}
+    absent |= set() if config.is_causal else {*CAUSAL_MODULES}
     modality = find_modality(config.modality)
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:
@@ -74,7 +81,8 @@ def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
         if owners.setdefault(file, module.name) != module.name:
             raise ValueError(f"{module.name} and {owners[file]} have the same flat name {file}")
         if file not in sources:
-            sources[file], imported = _flatten(_for_one(modality, module), absent)
+            is_ours = module.name.split(".")[0] in PACKAGES  # others do not ask for a mode
+            sources[file], imported = _flatten(_for_one(modality, module), absent if is_ours else ())
             waiting += imported
     return dict(sorted(sources.items()))
 

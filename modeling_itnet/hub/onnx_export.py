@@ -9,17 +9,17 @@ not: there all pairs are computed, and those that are not near count for nothing
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from itnet_kernels.exact.pair_inputs import PairInputs
-from itnet_kernels.exact.pair_sum import pair_sum
 from itnet_kernels.exact.plain_pair_sum import plain_pair_sum, plain_tile
+from itnet_kernels.integral_transform import pair_sum
 
 from ..generation.step import DecodingStep
 from ..heads.causal_lm import ITNetForCausalLM
@@ -38,8 +38,7 @@ def export_graph(
         dynamic_batch: The graph takes any number of samples. Graph models have a fixed number.
     """
     dynamic = _dynamic_shapes(inputs, Dim.DYNAMIC if dynamic_batch else None)
-    program = torch.export.export(model.eval(), (), dict(inputs), dynamic_shapes=dynamic, strict=False)
-    return program.run_decompositions({pair_sum._opoverload: _dense_pair_sum})
+    return _plain_graph(model.eval(), (), dict(inputs), dynamic)
 
 
 def export_onnx(
@@ -50,12 +49,10 @@ def export_onnx(
     Inputs and outputs have the names that they have in the model, such as ``pixel_values`` and ``logits``; the axis of
     samples is called ``batch`` if it is dynamic.
     """
-    _check_onnx()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with _quiet():
-        graph = export_graph(model, inputs, dynamic_batch).run_decompositions(_UNKNOWN_TO_ONNX)
-        axes, outputs = _dynamic_shapes(inputs, "batch" if dynamic_batch else None), _output_names(graph)
-        torch.onnx.export(graph, f=path, dynamo=True, verbose=False, dynamic_shapes=axes, output_names=outputs)
+    with _onnx_file(path) as write:
+        graph = export_graph(model, inputs, dynamic_batch)
+        axes = _dynamic_shapes(inputs, "batch" if dynamic_batch else None)
+        write(graph, dynamic_shapes=axes, output_names=_output_names(graph))
     return Path(path)
 
 
@@ -72,12 +69,11 @@ def export_decoding_step(
         dynamic_batch: The graph takes any number of texts; otherwise one.
     """
     step, batch = DecodingStep(model, capacity), 2 if dynamic_batch else 1
-    inputs = _step_inputs(step, batch)
+    state = step.initial_state(batch)
+    token = torch.zeros(batch, 1, dtype=torch.long, device=state[0].device)
     axis = {0: Dim.DYNAMIC} if dynamic_batch else None
-    dynamic = axis, axis, (axis,) * (len(inputs) - 2)
     with torch.no_grad():
-        program = torch.export.export(step, inputs, dynamic_shapes=dynamic, strict=False)
-    return program.run_decompositions({pair_sum._opoverload: _dense_pair_sum})
+        return _plain_graph(step, (token, token[:, 0].clone(), *state), {}, (axis, axis, (axis,) * len(state)))
 
 
 def export_decoding_step_onnx(
@@ -88,18 +84,10 @@ def export_decoding_step_onnx(
     Inputs are ``input_ids``, ``position`` and the state, by the names that `DecodingStep.state_names` gives; outputs
     ``logits`` and the state after the step, with ``new_`` before its names.
     """
-    _check_onnx()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    step = DecodingStep(model, capacity)
-    names = step.state_names
-    with _quiet():
-        graph = export_decoding_step(model, capacity, dynamic_batch).run_decompositions(_UNKNOWN_TO_ONNX)
-        axis = {0: "batch"} if dynamic_batch else None
-        torch.onnx.export(
-            graph,
-            f=path,
-            dynamo=True,
-            verbose=False,
+    names, axis = DecodingStep(model, capacity).state_names, {0: "batch"} if dynamic_batch else None
+    with _onnx_file(path) as write:
+        write(
+            export_decoding_step(model, capacity, dynamic_batch),
             input_names=["input_ids", "position", *names],
             output_names=["logits", *(f"new_{name}" for name in names)],
             dynamic_shapes=(axis, axis, (axis,) * len(names)),
@@ -107,18 +95,9 @@ def export_decoding_step_onnx(
     return Path(path)
 
 
-def _step_inputs(step: DecodingStep, batch: int) -> tuple[Tensor, ...]:
-    """The first token of some texts: arguments of a step."""
-    state = step.initial_state(batch)
-    token = torch.zeros(batch, 1, dtype=torch.long, device=state[0].device)
-    return token, torch.zeros_like(token[:, 0]), *state
-
-
-def _check_onnx() -> None:
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
+def _plain_graph(module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes) -> ExportedProgram:
+    program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    return program.run_decompositions({pair_sum._opoverload: _dense_pair_sum})
 
 
 def _dense_pair_sum(*arguments) -> Tensor:
@@ -174,8 +153,20 @@ def _output_names(graph: ExportedProgram) -> list[str]:
 
 
 @contextmanager
-def _quiet():
-    """Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations."""
+def _onnx_file(path: str | Path) -> Iterator[Callable[..., None]]:
+    """Gives a function that writes a graph to a file, with the names and axes that torch.onnx.export takes.
+
+    Keeps to itself what the exporters say about their own insides: optional packages, folding, deprecations.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Writing ONNX needs onnx and onnxscript: pip install onnx onnxscript") from error
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+    def write(graph: ExportedProgram, **names) -> None:
+        torch.onnx.export(graph.run_decompositions(_UNKNOWN_TO_ONNX), f=path, dynamo=True, verbose=False, **names)
+
     levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir"))}
     try:
         for logger in levels:
@@ -184,7 +175,7 @@ def _quiet():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", message="# The axis name: batch")  # every input has this axis
-            yield
+            yield write
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)

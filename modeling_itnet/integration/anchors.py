@@ -23,7 +23,7 @@ class Anchors(NamedTuple):
 def find_anchors(
     coordinates: Coordinates, measure: Tensor, count: int, is_causal: bool, cluster=kmeans_anchors
 ) -> Anchors:
-    """Anchors for the ``count`` k-means clusters of the positions, with their measure [B, n] (§mc_impl of the paper).
+    """Returns anchors for the ``count`` k-means clusters of positions with a measure [B, n] (§mc_impl of the paper).
 
     Causal operators have anchors of their own for every query: :func:`causal_anchors`.
     """
@@ -65,13 +65,13 @@ def _same(domain: tuple, other: tuple) -> bool:
 
 
 def take(tensor: Tensor, indices: Tensor) -> Tensor:
-    """tensor [B, n, ...] at indices [B, t]: [B, t, ...]."""
+    """Takes a tensor [B, n, ...] at indices [B, t]: [B, t, ...]."""
     return tensor[torch.arange(tensor.shape[0], device=tensor.device)[:, None], indices]
 
 
 @torch.no_grad()
 def causal_anchors(measure: Tensor, count: int) -> Anchors:
-    r"""Anchors of every query of a causal operator, from what it sees alone: measure [B, n] -> [B, n, M].
+    r"""Returns the anchors of every query of a causal operator, from what it sees alone: measure [B, n] -> [B, n, M].
 
     A query that sees c real keys cuts them, in their order, into blocks of h keys, h the largest power of two that
     leaves M blocks or more; then the oldest are joined in pairs until there are M, the last of which may be short. The

@@ -12,7 +12,7 @@ from ..operator import find_operators
 
 
 def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """``inputs`` without labels, or an error that calls them ``name`` if they are no keyword arguments."""
+    """Returns ``inputs`` without labels, or raises an error that calls them ``name`` if they are no keywords."""
     if not isinstance(inputs, Mapping):
         example = f"{{{getattr(model, 'main_input_name', 'inputs')!r}: ...}}"
         given = f"`{name}` ({type(inputs).__name__})"
@@ -44,8 +44,7 @@ def module_inputs(model: nn.Module, modules: list[nn.Module], inputs: Mapping[st
     captured = []
     with evaluating(model), ExitStack() as hooks:
         for module in modules:
-            hook = module.register_forward_pre_hook(lambda _, arguments: captured.append(arguments))
-            hooks.callback(hook.remove)
+            hooks.enter_context(module.register_forward_pre_hook(lambda _, arguments: captured.append(arguments)))
         model(**inputs)
     return captured
 
@@ -53,10 +52,6 @@ def module_inputs(model: nn.Module, modules: list[nn.Module], inputs: Mapping[st
 def module_output(model: nn.Module, module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Runs the model on ``inputs`` in evaluation mode; returns what one of its modules gave, with its graph."""
     captured = []
-    hook = module.register_forward_hook(lambda _, arguments, output: captured.append(output))
-    try:
-        with evaluating(model):
-            model(**inputs)
-    finally:
-        hook.remove()
+    with evaluating(model), module.register_forward_hook(lambda _, arguments, output: captured.append(output)):
+        model(**inputs)
     return captured[-1]

@@ -29,12 +29,12 @@ def integrating(mode: str) -> Iterator[None]:
 
 
 def requested_mode(config: ITNetConfig) -> str:
-    """The mode that holds here: the configuration's, unless this is inside of :func:`integrating`."""
+    """Returns the mode that holds here: the configuration's, unless this is inside of :func:`integrating`."""
     return config.integration_mode if torch.compiler.is_compiling() else _MODE.get() or config.integration_mode
 
 
 def integration_mode(config: ITNetConfig, count: int) -> str:
-    """ "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
+    """Returns "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
 
     The way in which a position of a causal model is integrated must not change with what comes later: there "auto"
     goes by ``max_position_embeddings``, whatever the length. When "auto" approximates, that is logged once.
@@ -55,7 +55,7 @@ def integration_mode(config: ITNetConfig, count: int) -> str:
 
 
 def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> list[tuple[str, Tensor | None]]:
-    """The modes and who is integrated in them: the numbers [b] of some samples of measure [B, n], or None for all.
+    """Returns modes and who is integrated in them: the numbers [b] of samples of measure [B, n], or None for all.
 
     A sample is integrated by its own number of real positions, those of positive measure, so that neither padding nor
     the other samples of a batch change a result. Where values cannot be looked at, as in a compiled graph, "auto"

@@ -20,7 +20,7 @@ class Documents(NamedTuple):
 
 
 def find_documents(starts: Tensor) -> Documents | None:
-    """The documents of rows [B, n], from where one starts; None if no row holds more than one."""
+    """Returns the documents of rows [B, n], from where one starts; None if no row holds more than one."""
     if not has_values(starts):
         raise ValueError(
             "several documents in one row cannot be told apart in a compiled or exported graph: give every document a "
@@ -49,7 +49,7 @@ def document_starts(
     seq_idx: Tensor | None,
     boundaries: Tensor | None,
 ) -> Tensor | None:
-    """Which tokens of rows [B, n] start a document; None if nothing that was given says so.
+    """Returns which tokens of rows [B, n] start a document; None if nothing that was given says so.
 
     ``seq_idx`` [B, n] numbers the document of every token. ``boundaries`` [D + 1] count the tokens before each
     document, over all rows, from 0 to B n. ``position_ids`` [B, n] restart: the first that is not larger than the one
@@ -75,7 +75,7 @@ def document_starts(
 
 
 def positions_in_documents(documents: Documents, real: Tensor) -> Tensor:
-    """The number of every token among the real ones of its document, from 0: ``real`` [B, n] of ones and zeros."""
+    """Returns the number of every token among the real ones of its document, from 0; ``real`` [B, n] is 0 or 1."""
     numbers = torch.zeros(real.numel(), dtype=torch.long, device=real.device)
     for rows in documents.rows:
         counts = take_rows(real.long().unsqueeze(-1), rows)[..., 0].cumsum(1) - 1
@@ -84,5 +84,5 @@ def positions_in_documents(documents: Documents, real: Tensor) -> Tensor:
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor [B, n, d] at positions [D, L] of its rows laid end to end: [D, L, d]; anything where that is -1."""
+    """Returns a tensor [B, n, d] at positions [D, L] of its rows laid end to end: [D, L, d]; anything at -1."""
     return tensor.flatten(0, 1).index_select(0, rows.clamp(min=0).flatten()).unflatten(0, rows.shape)

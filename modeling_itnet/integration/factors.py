@@ -50,8 +50,8 @@ class ITNetFactor(nn.Module):
         init.constant_(self.b2, float(self.is_matrix))
 
     def forward(self, heads: Tensor, gamma: Tensor) -> Factor | Tensor:
-        """heads [B, n, H, d_h], gamma [n, F] or [B, n, F] -> f or g [B, n, H, r], or in the vector form Phi or Psi,
-        whose output layer is left to the operator."""
+        """Maps heads [B, n, H, d_h] and gamma [n, F] or [B, n, F] to f or g [B, n, H, r], or in the vector form Phi or
+        Psi, whose output layer is left to the operator."""
         w_position, w_content = self.w1.split([self.position_size, heads.shape[-1]], dim=1)
         shared = linear(gamma, w_position, self.b1).unsqueeze(-2)  # [(B,) n, 1, w]
         hidden = gelu(linear(heads, w_content) + shared)
@@ -92,7 +92,7 @@ class ITNetFactors(nn.Module):
 
     @torch.no_grad()
     def reset_own_parameters(self, config: ITNetConfig) -> None:
-        """Without the two factors, which a model initialises by themselves."""
+        """Leaves the two factors alone, which a model initialises by themselves."""
         init.copy_(self.bias, torch.eye(self.bias.shape[-1], device="cpu").expand(self.bias.shape))
         if self.matrices is not None:
             init.normal_(self.matrices, std=config.kernel_init_scale / math.sqrt(self.matrices[0, :, 0].numel()))
@@ -114,7 +114,7 @@ class ITNetFactors(nn.Module):
         query_domain: Domain | Coordinates | None = None,
         state: LowRankState | None = None,
     ) -> tuple[Tensor, LowRankState]:
-        """The integral of heads [B, n, H, d_h] with this kernel, [B, n, H, d_h], and the state after the last key.
+        """Returns the integral of heads [B, n, H, d_h] with this kernel, of the same shape, and the state after it.
 
         The queries are the keys, unless ``queries`` [B, m, H, d_h] with a domain of their own are given. Those of a
         causal operator are the last of its keys.
@@ -126,7 +126,7 @@ class ITNetFactors(nn.Module):
         return low_rank_transform(heads, phi, psi, **given)
 
     def sampled(self, heads: Tensor, domain: Domain, indices: Tensor, coefficients: Tensor) -> Tensor:
-        """The sum over chosen keys of each query: indices and coefficients [B, n, M] -> [B, n, H, d_h]."""
+        """Returns the sum over chosen keys of each query: indices and coefficients [B, n, M] -> [B, n, H, d_h]."""
         if self.log_decay is not None:
             raise ValueError(
                 "`factor_decay` (True) does not go with edges: a kernel decays along one line of positions"
@@ -144,7 +144,7 @@ class ITNetFactors(nn.Module):
         queries: Tensor | None = None,
         query_domain: Domain | Coordinates | None = None,
     ) -> tuple[Factor, Factor] | tuple[Tensor, Tensor]:
-        """Phi at all queries and Psi at all keys, or f and g."""
+        """Returns Phi at all queries and Psi at all keys, or f and g."""
         if (queries is None) != (query_domain is None):
             raise ValueError("`queries` and `query_domain` go together: a query domain needs features and positions")
         gamma = domain.gamma(heads.dtype)
@@ -154,8 +154,8 @@ class ITNetFactors(nn.Module):
         return self.phi(queries, where.features_in(queries.dtype)), self.psi(heads, gamma)
 
     def settings(self, domain: Domain) -> dict[str, Any]:
-        """What the operator takes beside features and factors."""
-        given = {"measure": domain.measure, "is_causal": self.config.is_causal}
+        """Returns what the operator takes beside features and factors."""
+        given = {"measure": domain.measure, "is_causal": self.config.is_causal, "backend": self.config.backend}
         if self.log_decay is None:
             return given
         return given | {"decay": self.log_decay.exp(), "positions": domain.coordinates}

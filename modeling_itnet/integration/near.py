@@ -21,9 +21,10 @@ class Near(NamedTuple):
 
     blocks: list[Blocks]
     scale: Tensor  # [B, n_q]
+    window: int | None = None  # N(i) is i and the window - 1 positions before it, for every query
 
     def pairs(self, num_keys: int) -> Tensor:
-        """Which pairs are near, as a table of all: [B or 1, n_q, n_k]."""
+        """Returns which pairs are near, as a table of all: [B or 1, n_q, n_k]."""
         num_queries = self.scale.shape[1]
         table = torch.zeros(1, num_queries, num_keys, dtype=torch.bool, device=self.scale.device)
         for blocks in self.blocks:
@@ -32,7 +33,7 @@ class Near(NamedTuple):
 
 
 def find_near(config: ITNetConfig, domain: "Domain") -> Near:
-    """The neighbourhoods of the positions of a domain.
+    """Returns the neighbourhoods of the positions of a domain.
 
     On grids they are windows, with a measure that is normalised to 1, and so they are wherever positions have an
     order, which is all that those of a causal operator share with a grid. On a graph they are the ends of the edges of
@@ -59,7 +60,7 @@ def find_near(config: ITNetConfig, domain: "Domain") -> Near:
 
 
 def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") -> Near:
-    """The balls of queries that are no keys. Those of a causal operator are its keys, and have its windows."""
+    """Returns the balls of queries that are no keys. Those of a causal operator are its keys, and have its windows."""
     if config.is_causal:
         return domain.near(config)
     real = domain.measure > 0 if domain.is_padded else None
@@ -70,7 +71,7 @@ def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") 
 
 
 def ball_scale(radius: float, dimension: int) -> float:
-    """1 over the volume of a ball, of at most 1: what its measure is where positions fill the unit cube evenly.
+    """Returns 1 over the volume of a ball, of at most 1: its measure where positions fill the unit cube evenly.
 
     A constant, unlike the mean measure of the balls of a sample: that one varies with the positions, by 10 % for 32
     random points in the unit square and balls of radius 0.3, and every integral would vary with it.
@@ -80,7 +81,7 @@ def ball_scale(radius: float, dimension: int) -> float:
 
 
 def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
-    """1 over the mean measure of a neighbourhood, 1 / sum_i omega_i mu(N(i)): [B, 1].
+    """Returns 1 over the mean measure of a neighbourhood, 1 / sum_i omega_i mu(N(i)): [B, 1].
 
     It converges as a mesh is refined, is 1 where every neighbourhood holds everything, and is a property of the
     sample: neither padding nor which queries are asked for change it.
@@ -91,7 +92,7 @@ def region_scale(blocks: list[Blocks], measure: Tensor) -> Tensor:
 
 
 def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...], ...], is_padded: bool) -> Near:
-    """Windows of the grids, which lie one after the other.
+    """Returns the windows of the grids, which lie one after the other.
 
     A position without a grid, (), sees the whole domain. It lies in the middle of the planes, in the windows that
     extend to there, and far from lines of text.
@@ -100,13 +101,15 @@ def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     loose = [start for start, shape in zip(starts, layout, strict=True) if not shape]
     everywhere = torch.tensor(loose, dtype=torch.long, device=measure.device)
-    blocks = []
+    blocks, window = [], None
     for start, shape in zip(starts, layout, strict=True):
         reach = window_reach(config.near_size, len(shape), config.is_causal)
         settings = {"first": start, "is_causal": config.is_causal, "device": measure.device}
         if len(shape) == 1:
             windows = window_blocks(shape, reach, **settings)[0]
             blocks.append(_by_rank(windows, measure, start, shape[0]) if is_padded else windows)
+            if config.is_causal and len(layout) == 1 and blocks[0] is windows:
+                window = config.near_size
         elif shape:
             blocks += window_blocks(shape, reach, **settings, middle=everywhere)
     if loose:
@@ -115,11 +118,11 @@ def _windows(config: ITNetConfig, measure: Tensor, layout: tuple[tuple[int, ...]
             Blocks(everywhere[None, None], keys, torch.ones_like(keys, dtype=torch.bool).expand(1, 1, len(loose), -1))
         )
     mass = sum(part.mass(measure, measure.shape[1]) for part in blocks)
-    return Near(blocks, over_mass(torch.ones_like(mass), mass))
+    return Near(blocks, over_mass(torch.ones_like(mass), mass), window)
 
 
 def _windows_with_past(config: ITNetConfig, measure: Tensor, num_queries: int) -> Near:
-    """The windows of a causal operator whose queries are the last of its keys: measure [B, n_k] of all of these.
+    """Returns the windows of a causal operator whose queries are the last of its keys, with measure [B, n_k].
 
     A window is a list of the last ``near_size`` real keys: few queries would share a block.
     """
@@ -134,7 +137,7 @@ def _windows_with_past(config: ITNetConfig, measure: Tensor, num_queries: int) -
 
 
 def window_reach(near_size: int, dimension: int, is_causal: bool) -> int:
-    """How many positions a window of ``near_size`` reaches to each side along an axis, or to the past."""
+    """Returns how many positions a window of ``near_size`` reaches to each side along an axis, or to the past."""
     return near_size - 1 if is_causal else (round(near_size ** (1 / max(dimension, 1))) - 1) // 2
 
 

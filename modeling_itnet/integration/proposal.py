@@ -51,12 +51,12 @@ class ITNetProposal(nn.Module):
             init.normal_(linear.weight, std=self.config.initializer_range)
 
     def forward(self, features: Tensor, domain: Domain) -> Tensor:
-        """p for all pairs: [B, n, n]. For small inputs; :meth:`draw` never holds more than a tile of it."""
+        """Returns p for all pairs: [B, n, n]. For small inputs; :meth:`draw` never holds more than a tile of it."""
         rows = torch.arange(features.shape[1], device=features.device)[None]
         return self._pmf(*self._ends(features, domain), domain.measure, rows)
 
     def draw(self, features: Tensor, domain: Domain) -> Draws:
-        """M keys for every query, with replacement, and their probabilities, which are constants to every gradient."""
+        """Draws M keys for every query, with replacement; their probabilities are constants to every gradient."""
         queries, keys = self._ends(features, domain)
         batch, count = domain.measure.shape
         rows = torch.arange(count, device=features.device)[None]
@@ -70,7 +70,7 @@ class ITNetProposal(nn.Module):
         return Draws(torch.cat(indices, dim=1), torch.cat(probabilities, dim=1), queries, keys)
 
     def loss(self, features: Tensor, domain: Domain, draws: Draws, weights: KernelWeights) -> Tensor:
-        r"""Cross-entropy of p against the optimal proposal, Eq. proposal_loss_clean; a scalar.
+        r"""Returns the cross-entropy of p against the optimal proposal, Eq. proposal_loss_clean; a scalar.
 
             loss = - mean_i sum_m t_im log p_im,     t_im = w_im / sum_m w_im,     w_im = omega_j |K_ij u_j| / p_ij
 
@@ -93,13 +93,13 @@ class ITNetProposal(nn.Module):
         return -(target * pmf.gather(2, indices).log()).sum(-1).mean()
 
     def _ends(self, features: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-        """a and b of all positions: [B, n, m] each."""
+        """Returns a and b of all positions: [B, n, m] each."""
         features, gamma = features.detach(), domain.gamma(features.dtype).detach()
         joint = torch.cat([gamma.expand(*features.shape[:2], -1), features], dim=-1)
         return self.query(joint), self.key(joint)
 
     def _pmf(self, queries: Tensor, keys: Tensor, measure: Tensor, rows: Tensor) -> Tensor:
-        """queries [B, t, m], keys [B, n, m], the queries' indices rows [B or 1, t] -> p [B, t, n] in float32."""
+        """Returns p [B, t, n] in float32 of queries [B, t, m] with indices ``rows`` [B or 1, t] and keys [B, n, m]."""
         omega = measure.float().unsqueeze(1)  # [B, 1, n]
         if self.config.is_causal:
             hidden = torch.arange(keys.shape[1], device=keys.device) > rows.unsqueeze(-1)  # [B or 1, t, n]
@@ -111,13 +111,13 @@ class ITNetProposal(nn.Module):
 
 
 def num_loss_queries(config: ITNetConfig, count: int) -> int:
-    """How many of ``count`` queries the proposal loss of a layer looks at: n / (4 d_h), from 1 to 16."""
+    """Returns how many of ``count`` queries the proposal loss of a layer looks at: n / (4 d_h), from 1 to 16."""
     return max(1, min(16, count // (4 * config.head_dim)))
 
 
 @torch.no_grad()
 def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> Draws:
-    """``count`` keys for every query from the measure of those it sees."""
+    """Draws ``count`` keys for every query from the measure of those it sees."""
     cumulated = prefix_sum(measure.float())  # [B, n]
     mass = cumulated if is_causal else cumulated[:, -1:].expand_as(cumulated)
     indices = _invert(cumulated, mass, count)
@@ -126,7 +126,7 @@ def draw_from_measure(measure: Tensor, count: int, is_causal: bool) -> Draws:
 
 
 def sample(pmf: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``count`` draws with replacement from every row: pmf [..., n] -> indices, probabilities [..., count]."""
+    """Draws ``count`` times with replacement from every row: pmf [..., n] -> indices, probabilities [..., count]."""
     cumulated = prefix_sum(pmf.detach(), dim=-1)
     indices = _invert(cumulated, cumulated[..., -1:], count).squeeze(-2)
     return indices, pmf.detach().gather(-1, indices)

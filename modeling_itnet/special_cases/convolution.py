@@ -74,7 +74,7 @@ class ConvolutionOperator(Conversion):
             raise ValueError(f"`output_size` ({output_size}) is for transposed convolutions only")
         signal = input if is_batched else input.unsqueeze(0)
         if is_transposed:
-            key_axes, query_axes = self._transposed_domains(signal.shape[2:], output_size)
+            key_axes, query_axes = self._transposed_domains(signal, output_size)
         else:
             signal, key_axes, query_axes = self._domains(signal)
         keys = signal.flatten(2).transpose(1, 2).unflatten(2, (module.groups, -1))  # [B, n, G, c]
@@ -91,8 +91,9 @@ class ConvolutionOperator(Conversion):
         extend the domain, and the signal with it (App. boundary_handling).
         """
         module, query_axes, key_axes = self.module, [], []
-        paddings = [self._padding(axis) for axis in range(signal.dim() - 2)]
-        extends = module.padding_mode != "zeros" and any(map(sum, paddings))
+        padding = module._reversed_padding_repeated_twice  # as torch's pad takes it: the last axis comes first
+        extends = module.padding_mode != "zeros" and any(padding)
+        paddings = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
         for axis, (size, (before, after)) in enumerate(zip(signal.shape[2:], paddings, strict=True)):
             room = size + before + after - self._span(axis)
             if room < 0:
@@ -100,25 +101,19 @@ class ConvolutionOperator(Conversion):
                     f"`input` has {size} points along axis {axis}, and {before + after} of padding: fewer than "
                     f"the {self._span(axis)} that the filter spans"
                 )
-            if extends:
-                _check_extension(module.padding_mode, size, max(before, after))
             query_axes.append(torch.arange(0, room + 1, module.stride[axis]) - before)
             key_axes.append(torch.arange(-before, size + after) if extends else torch.arange(size))
-        if extends:
-            signal = pad(signal, sum(reversed(paddings), ()), mode=module.padding_mode)
-        return signal, key_axes, query_axes
+        return pad(signal, padding, mode=module.padding_mode) if extends else signal, key_axes, query_axes
 
-    def _transposed_domains(self, sizes, output_size) -> tuple[list[Tensor], list[Tensor]]:
+    def _transposed_domains(self, signal: Tensor, output_size) -> tuple[list[Tensor], list[Tensor]]:
         """The finer grid of App. ext_transposed: keys every `stride` points, queries at every point."""
         module, key_axes, query_axes = self.module, [], []
+        sizes = signal.shape[2:]
+        settings = module.stride, module.padding, module.kernel_size, len(sizes), module.dilation
+        extra = module._output_padding(signal, output_size, *settings)
         for axis, size in enumerate(sizes):
             stride, padding = module.stride[axis], module.padding[axis]
-            least = (size - 1) * stride - 2 * padding + self._span(axis)
-            count = least + module.output_padding[axis]
-            if output_size is not None:
-                count = output_size[axis - len(sizes)]
-                if not least <= count < least + stride:
-                    raise ValueError(f"`output_size` ({count}) must be from {least} to {least + stride - 1} here")
+            count = (size - 1) * stride - 2 * padding + self._span(axis) + extra[axis]
             key_axes.append(torch.arange(size) * stride)
             query_axes.append(torch.arange(count) + padding)
         return key_axes, query_axes
@@ -126,19 +121,3 @@ class ConvolutionOperator(Conversion):
     def _span(self, axis: int) -> int:
         """Points from the first to the last tap of the filter."""
         return self.module.dilation[axis] * (self.module.kernel_size[axis] - 1) + 1
-
-    def _padding(self, axis: int) -> tuple[int, int]:
-        """Points of padding before and after the signal."""
-        if self.module.padding == "same":
-            before, odd = divmod(self._span(axis) - 1, 2)
-            return before, before + odd
-        return (0, 0) if self.module.padding == "valid" else (self.module.padding[axis],) * 2
-
-
-def _check_extension(mode: str, size: int, padding: int) -> None:
-    """Raises if a signal of so many points cannot be extended by so many."""
-    limits = {"reflect": -1, "circular": 0, "replicate": math.inf}  # beyond the size
-    if mode not in limits:
-        raise ValueError(f"`padding_mode` ({mode!r}) cannot be converted: it must be zeros or one of {tuple(limits)}")
-    if padding > size + limits[mode]:
-        raise ValueError(f"`padding` ({padding}) is too much for {size} points with `padding_mode` {mode!r}")

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,11 +26,10 @@ class TheoremRow:
     statement: str
     error: float
     tolerance: float = 1e-10
-    relation: Literal["<=", ">"] = "<="  # ">" for statements that two things differ
 
     @property
     def holds(self) -> bool:
-        return self.error <= self.tolerance if self.relation == "<=" else self.error > self.tolerance
+        return self.error <= self.tolerance
 
 
 def theorem_table(seed: int = 0) -> list[TheoremRow]:

@@ -40,7 +40,8 @@ class TestCreate:
         model, tokenizer = AutoModelForCausalLM.from_pretrained("m"), AutoTokenizer.from_pretrained("m")
         config = model.config
         assert type(model) is ITNetForCausalLM and config.is_causal
-        assert (config.integration_mode, config.near_size, config.kernel_hidden_size) == ("near_far", 16, 16)
+        assert (config.integration_mode, config.near_size, config.kernel_hidden_size) == ("near_far", 4, 16)
+        assert config.fourier_scale == 3 / 8 * config.max_position_embeddings  # waves between neighbours
         assert (config.factor_form, config.factor_decay) == ("matrix", True)
         assert config.bos_token_id == config.eos_token_id == tokenizer.eos_token_id == tokenizer.bos_token_id
         assert config.vocab_size == len(tokenizer) and config.pad_token_id == tokenizer.pad_token_id == 0
@@ -58,6 +59,10 @@ class TestCreate:
     def test_presets_read_the_same_table(self):
         config = ITNetConfig.from_preset("itnet-small", task="text-generation", near_size=8)
         assert (config.modality, config.is_causal, config.near_size) == ("text", True, 8)
+        assert (config.fourier_scale, config.kernel_inputs) == (192.0, ("x-y", "u_x", "u_y", "u_x*u_y"))
+        own = ITNetConfig.from_preset("itnet-small", task="text-generation", fourier_scale=7.0)
+        longer = ITNetConfig.from_preset("itnet-small", task="text-generation", max_position_embeddings=2048)
+        assert (own.fourier_scale, longer.fourier_scale) == (7.0, 768.0)
         assert task_settings("masked-lm") == {"modality": "text"}
         with pytest.raises(ValueError, match="unknown task 'flying'; available: image-classification"):
             ITNetConfig.from_preset("itnet-small", task="flying")

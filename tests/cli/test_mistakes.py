@@ -81,7 +81,7 @@ class TestTexts:
         assert f" {ITNetConfig.from_pretrained('b').vocab_size} tokens" in printed
 
     def test_tokenizer(self, fail):
-        assert "`tokenizer` ('./nofolder') is no folder here, and no Hub id" in fail(
+        assert "`tokenizer` ('./nofolder') is no folder here with a tokenizer, nor one on the Hub" in fail(
             "create", "itnet-tiny", "b", "--modality", "text", "--tokenizer", "./nofolder"
         )
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 
@@ -39,12 +40,9 @@ def test_an_unknown_command_is_named(refuse):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help(run, name):
-    """The first sentence in the list is that of the sub-command's own help."""
-    module, text = COMMANDS[name]
-    commands = importlib.import_module(f"modeling_itnet.cli.{module}").commands
-    own = typer.main.get_command(commands).commands[name].help
-    assert " ".join(own.split()).startswith(text)
-    assert f"itnet {name}" in run(name, "--help") or f" {name} " in run(name, "--help")
+    """The help of a sub-command begins with its sentence in the list."""
+    printed = re.sub(r"[\s│]+", " ", run(name, "--help"))
+    assert f" {name} " in printed and COMMANDS[name][1] in printed
 
 
 def test_every_command_is_listed():

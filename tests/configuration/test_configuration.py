@@ -1,6 +1,5 @@
 """ITNetConfig: presets, derived values, serialisation and validation."""
 
-import ast
 import dataclasses
 import doctest
 import json
@@ -394,16 +393,9 @@ class TestLabels:
 
 class TestDocstring:
     def test_documents_exactly_the_fields(self):
-        assert set(re.findall(r"^ {8}(\w+) \(`", ITNetConfig.__doc__, re.MULTILINE)) == OWN_FIELDS
-
-    def test_states_the_defaults(self):
-        stated = dict(re.findall(r"^ {8}(\w+) \(.*?defaults to `?([^`)]+)`?\):", ITNetConfig.__doc__, re.MULTILINE))
-        defaults = {f.name: f.default for f in dataclasses.fields(ITNetConfig) if f.name in OWN_FIELDS}
-        unstated = {name for name, value in defaults.items() if value is None} | {"kernel_inputs"}
-        assert stated.keys() == OWN_FIELDS - unstated
-        for name, text in stated.items():
-            value = ast.literal_eval(text)
-            assert (value, type(value)) == (defaults[name], type(defaults[name])), name
+        assert re.findall(r"^ {8}(\w+): ", ITNetConfig.__doc__, re.MULTILINE) == [
+            field.name for field in dataclasses.fields(ITNetConfig) if field.name in OWN_FIELDS
+        ]
 
     def test_example_runs(self):
         parsed = doctest.DocTestParser().get_doctest(ITNetConfig.__doc__, {}, "ITNetConfig", None, None)

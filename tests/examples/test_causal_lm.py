@@ -184,6 +184,9 @@ class TestPeers:
         module = load_script("common.peers.short_convolution").CausalConvolution(3).double()
         features = torch.randn(2, 6, 3, dtype=torch.float64)
         weight, bias = module.convolution.weight, module.convolution.bias
+        torch.testing.assert_close(module(features), features)  # at first
+        with torch.no_grad():
+            weight.normal_(), bias.normal_()
         expected = features + bias
         for i in range(6):
             for back in range(4):

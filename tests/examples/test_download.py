@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
@@ -86,6 +87,35 @@ def test_fields(download, load_script, tmp_path, monkeypatch):
         assert list(tests) == ([16, 32] if problem == "darcy" else [16])
     with np.load(tmp_path / "pde" / "darcy_train_16.npz") as arrays:
         assert arrays["x"].dtype == bool and arrays["y"].dtype == np.float32
+
+
+def test_meshes(download, load_script, tmp_path, monkeypatch):
+    """Rows of the sources are columns of theirs; a plate of four nodes, a square of two triangles."""
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    files = {name: io.BytesIO() for name in download.MESHES}
+    poisson = {"x": corners[:, :1].repeat(3, 1), "y": corners[:, 1:].repeat(3, 1), "u": np.arange(12.0).reshape(4, 3)}
+    poisson |= {"mu": np.zeros((3, 2)), "triang": np.array([[0, 1, 2], [0, 2, 3]]), "edge_index": np.zeros((2, 5))}
+    torch.save({key: torch.tensor(values) for key, values in poisson.items()}, files["holed_poisson"])
+    np.save(files["flow_past_shapes"], np.arange(2 * 6 * 5).reshape(2, 6, 5).astype(np.float32))
+    plate = {"X": corners, "F": np.ones((2, 1, 7)), "Ux": np.ones((2, 4, 1)), "Uy": np.ones((2, 4, 1))}
+    scipy.io.savemat(files["linear_elastic"], plate)
+
+    def answer(address, timeout):
+        name = next(name for name, known in download.MESHES.items() if known == address)
+        files[name].seek(0)
+        return files[name]
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", answer)
+    download.main(["meshes", "--output", str(tmp_path)])
+    data = load_script("mesh_data")
+    holed = data.holed_poisson(tmp_path / "meshes")
+    assert holed.labels[1, :, 0].tolist() == [1, 4, 7, 10] and holed.positions[2].tolist() == corners.tolist()
+    assert holed.measure[0].tolist() == pytest.approx([1 / 3, 1 / 6, 1 / 3, 1 / 6])
+    elastic = data.linear_elastic(tmp_path / "meshes")
+    assert elastic.values.shape == (2, 4, 4) and elastic.labels.shape == (2, 4, 2)
+    with np.load(tmp_path / "meshes" / "flow_past_shapes.npz") as flow:
+        assert flow["positions"][1, 0].tolist() == [30, 31]
+        assert [flow[key][0, 1] for key in "puv"] == [7, 8, 9]
 
 
 def test_nlvr_from_a_clone(download, tmp_path):

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoModelForSequenceClassification
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
 
-from configuration_itnet import MODALITIES
+from configuration_itnet import MODALITIES, find_task
 from modeling_itnet import Head, ITNetConfig, ITNetImageProcessor, ITNetModel, Modality, register_modality
-from modeling_itnet.hub import create_checkpoint, find_task, flatten, model_card
+from modeling_itnet.hub import create_checkpoint, flatten, model_card
 from modeling_itnet.hub.auto import register_auto_classes
+from modeling_itnet.modalities import load
 
 ISOLATED = Path(__file__).with_name("isolated.py")
 SIZES = {
@@ -192,7 +193,9 @@ def test_trains_saves_loads_and_exports(tides, tmp_path):
 
 
 def test_cards_tasks_and_new_checkpoints_know_it(tides, tmp_path):
-    assert find_task("tide-classification") == find_task("time-series") == (tides.ITNetForTideClassification, "tides")
+    head, row = find_task("tide-classification")
+    assert (head, row) == find_task("time-series")
+    assert (load(head.model), row.name) == (tides.ITNetForTideClassification, "tides")
     model = create_checkpoint("itnet-tiny", tmp_path / "new", task="tide-classification")
     assert type(model) is tides.ITNetForTideClassification
     assert json.loads((tmp_path / "new" / "config.json").read_text(encoding="utf-8"))["modality"] == "tides"

@@ -43,6 +43,12 @@ NEAR_FAR_MODELS = (
     "signal",
 )
 MODES = {"image": MONTE_CARLO, "token-classification": MONTE_CARLO} | dict.fromkeys(NEAR_FAR_MODELS, NEAR_FAR)
+# Folders without what other modes need.
+SMALL = {
+    f"{name} {mode}": (name, {"integration_mode": mode, "rank": 3})
+    for name in ("image-classification", "causal-lm", "graph", "signal")
+    for mode in ("exact", "low_rank")
+}
 TABLE = ("MODALITIES", "_ROWS")
 VQA = "visual-question-answering"
 ISOLATED = Path(__file__).with_name("isolated.py")
@@ -91,8 +97,10 @@ def sources():
 def test_every_head_in_isolation(tmp_path, cases, make_model, make_inputs, predictions, processors):
     """`python -I`, our packages, Triton and SciPy not importable, no network: the same outputs."""
     requests, expected_processors = {}, {}
-    for name, case in cases.items():
-        model, inputs, folder = make_model(name, **MODES.get(name, {})), make_inputs(name), tmp_path / name
+    exported = {name: (name, MODES.get(name, {})) for name in cases} | SMALL
+    for name, (kind, settings) in exported.items():
+        case = cases[kind]
+        model, inputs, folder = make_model(kind, **settings), make_inputs(kind), tmp_path / name
         processor, expected_processors[name] = processors(model.config)
         model.save_pretrained(folder, with_code=True, processor=processor)
         with torch.no_grad():
@@ -241,14 +249,24 @@ class TestCode:
         with pytest.raises(ValueError, match=complaint):
             flatten._flatten(changed)
 
-    def test_low_rank_code_goes_with_models_that_run_it(self, tmp_path, make_model):
+    @pytest.mark.parametrize("name", [*flatten.MODE_MODULES, *flatten.CAUSAL_MODULES])
+    def test_what_may_be_left_out_is_a_module(self, name):
+        assert flatten.read_module(name).name == name
+
+    def test_code_of_a_mode_goes_with_models_that_run_it(self, tmp_path, make_model):
         files = {}
-        for mode in ("exact", "low_rank"):
+        for mode in ("exact", "near_far", "low_rank", "monte_carlo"):
             make_model("image", integration_mode=mode).save_pretrained(tmp_path / mode, with_code=True)
             files[mode] = {path.stem for path in (tmp_path / mode).glob("*.py")}
-        kernels = {f"itnet_kernels_low_rank_{name}" for name in ("matrix", "state", "vector")}
-        assert files["low_rank"] - files["exact"] == {"modeling_itnet_integration_factors", *kernels}
-        assert files["exact"] < files["low_rank"]
+        factors = {f"itnet_kernels_low_rank_{name}" for name in ("matrix", "state", "vector")}
+        factors |= {"modeling_itnet_integration_factors"}
+        samples = {f"itnet_kernels_sampled_{name}" for name in ("anchors", "monte_carlo")}
+        near = {"itnet_kernels_near_balls", "itnet_kernels_near_blocks", "modeling_itnet_integration_near"}
+        assert files["low_rank"] - files["exact"] == factors
+        assert files["near_far"] - files["exact"] == factors | near
+        assert files["monte_carlo"] - files["exact"] == samples | {"modeling_itnet_integration_proposal"}
+        assert files["exact"] <= files["near_far"] & files["monte_carlo"]
+        assert not any("exact" in file or "integral_transform" in file for file in files["low_rank"])
         code = (tmp_path / "exact" / "modeling_itnet_operator.py").read_text(encoding="utf-8")
         names = {}
         exec(code[code.index("class ITNetFactors:") :].partition("\n\n")[0], names)

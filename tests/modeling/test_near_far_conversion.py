@@ -13,7 +13,7 @@ from modeling_itnet import (
     ITNetForPointCloudClassification,
     ITNetForSignalRegression,
 )
-from modeling_itnet.integration.fit import _least_squares
+from modeling_itnet.integration.fitted import _least_squares
 from modeling_itnet.operator import find_operators
 
 TEXT = {"modality": "text"}

@@ -33,6 +33,21 @@ def test_arithmetic(printed_rows):
     for table in ("imagenet", "ablation_kernel_full", "ablation_measure_full", "rank_sweep", "baseline_comparison",
                   "memory_breakdown", "ablation_kappa", "ablation_layers"):  # fmt: skip
         assert any(table in name for name in contradictions), table
+    for claim in (
+        "ITNet improves over convolution and attention",
+        "spatial cues dominate in vision",
+        "relative terms outperform absolute-only inputs",
+        "VQA v2 of ITNet-B with the balanced measure",
+        "ITNet-S (Table wallclock) and ITNet-B (Table rank_sweep), exact",
+        "ITNet-S (Table wallclock) and ITNet-B (Table rank_sweep), M = 128",
+        "rank per head r/H",
+        "points of low rank above the others",
+        "Tables memory_breakdown and wallclock: exact ITNet-B, n = 512",
+        "values of ε that were compared",
+    ):
+        assert any(claim in name for name in contradictions), claim
+    for claim in ("balanced is best", "MC and LR reduce kernel memory"):
+        assert any(claim in name for name in agrees if agrees[name] == "yes"), claim
     measured = next(row[2] for row in rows if row[0].startswith("App. init: ‖K‖_F"))
     assert 0 < float(measured.split()[0]) < 0.5 * 0.064
 

@@ -132,18 +132,31 @@ def write_log(problem, model, folder, seed, times, scores):
 
 
 def test_equal_times(script, load_script, problem, tmp_path):
-    """The score of the slower model where the faster peer ends, halfway between two of its own."""
-    tables = load_script("language_tables")
+    """Near and far in fewer steps stands beside the peers in all of theirs, and beside no other model."""
+    tables, trials = (load_script(name) for name in ("language_tables", "trials"))
+    shorter = script.problems(problem.folder.parent)["gutenberg-time"]
+    assert list(shorter.contestants) == ["near_far"] and shorter.tuned_on == "gutenberg"
+    assert trials.Trial(shorter, "near_far", 1e-3, seed=1).steps == shorter.steps < problem_steps(script, problem)
     write_log(problem, "gpt2", tmp_path, 1, [5.0, 10.0], [3.0, 2.5])
-    write_log(problem, "near_far", tmp_path, 1, [8.0, 12.0, 20.0], [3.0, 2.0, 1.5])
-    write_log(problem, "exact", tmp_path, 1, [15.0, 30.0], [2.0, 1.0])
-    text = script.page({"gutenberg": problem}, tmp_path)
-    assert "| GPT-2 | 10 | 2.500 | 2.500 |" in text
-    assert "| ITNet, near and far | 20 | 2.500 | 1.500 |" in text
-    assert "| ITNet, exact | 30 | not yet | 1.000 |" in text
-    log = {"validation": [[1, 3.0], [2, None]], "validation_cpu_seconds": [1.0, 2.0]}
-    assert tables.score_after(log, 1.5) is None
+    write_log(problem, "near_far", tmp_path, 1, [10.0, 20.0], [3.0, 1.5])
+    assert "Equal times" not in script.page({"gutenberg": problem}, tmp_path)
+    write_log(shorter, "near_far", tmp_path, 1, [5.0, 11.0], [3.0, 1.75])
+    write_log(shorter, "near_far", tmp_path, 2, [5.0, 9.0], [3.0, 1.65])
+    text = script.page({"gutenberg": problem, "gutenberg-time": shorter}, tmp_path).partition("Equal times")[2]
+    assert "| GPT-2 | 2 | 2.500 | 10 | 1 |" in text
+    assert "| ITNet, near and far | 2 | 1.700 ± 0.071 | 10 | 2 |" in text
     assert tables.equal_time(problem, []) == []
+
+
+def problem_steps(script, problem) -> int:
+    return script.problems(problem.folder.parent)["gutenberg"].steps
+
+
+def test_timings(load_script, problem, tmp_path):
+    tables = load_script("language_tables")
+    log = tables.run_timings(problem, tmp_path, ("near_far", "llama"), rounds=2)
+    assert all(0 < value < 1e5 for value in log["milliseconds"].values())
+    assert "Llama" in tables.timings(tmp_path)[0] and tables.timings(tmp_path / "other") == []
 
 
 def test_command_line(script, load_script, monkeypatch, tmp_path, problem):

@@ -129,7 +129,8 @@ def test_interactions_are_means_of_an_mlp_of_pairs(load_script):
                 messages.append(layer.message(torch.nn.functional.gelu(first @ joint + layer.receiver.bias)))
             joint = torch.cat([normed[sample, i], torch.stack(messages).mean(0)])
             expected[sample, i] += layer.update(joint)
-    torch.testing.assert_close(layer(features, pairs), expected, rtol=1e-12, atol=1e-12)
+    found = layer(features, pairs, torch.full((2, 5), 1 / 5, dtype=torch.float64))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_attention_is_the_softmax_of_scores_and_biases(load_script, tiny_sizes):

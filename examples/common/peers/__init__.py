@@ -5,22 +5,35 @@ take an ITNetConfig and the same batches as ITNet, and return a loss and logits 
 """
 
 from .convnet import ConvNet
+from .egnn import EGNN
 from .gin import GIN
 from .interaction_network import InteractionNetwork
 from .pixel_mlp import PixelMLP
 from .point_net import PointNet
 from .point_transformer import PointTransformer
+from .signal_attention import SignalLinearAttention, Transolver
+from .signal_fno import SignalFNO
+from .signal_gno import SignalGNO, SignalPointTransformer
+from .signal_peer import PointwiseMLP, SignalPointNet
 from .signal_transformer import SignalTransformer
 from .transformers_configs import bert_config, vilt_config, vit_config
 
 __all__ = [
+    "EGNN",
     "GIN",
     "ConvNet",
     "InteractionNetwork",
     "PixelMLP",
     "PointNet",
     "PointTransformer",
+    "PointwiseMLP",
+    "SignalFNO",
+    "SignalGNO",
+    "SignalLinearAttention",
+    "SignalPointNet",
+    "SignalPointTransformer",
     "SignalTransformer",
+    "Transolver",
     "bert_config",
     "vilt_config",
     "vit_config",

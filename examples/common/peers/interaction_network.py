@@ -5,13 +5,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.heads.signal import relative_l2
 from modeling_itnet.operator import ITNetFourierFeatures
 from modeling_itnet.outputs import SignalRegressionOutput
 
+from .places import Places
+from .signal_peer import answer
+
 
 class Interaction(nn.Module):
-    """h_i <- h_i + U(LN(h)_i, 1/n Σ_j M(LN(h)_i, LN(h)_j, e_ij)), with MLPs M and U of one hidden layer each.
+    """h_i <- h_i + U(LN(h)_i, Σ_j ω_j M(LN(h)_i, LN(h)_j, e_ij)), with MLPs M and U of one hidden layer each.
 
     e_ij [p] describes the pair. The first layer of M is linear in its three arguments, so that its parts are taken
     before pairs are formed.
@@ -25,11 +27,12 @@ class Interaction(nn.Module):
         self.message = nn.Linear(hidden, width)
         self.update = nn.Sequential(nn.Linear(2 * width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
-    def forward(self, features: Tensor, pairs: Tensor) -> Tensor:
-        """features [B, n, d], pairs [B, n, n, p] -> [B, n, d]."""
+    def forward(self, features: Tensor, pairs: Tensor, measure: Tensor) -> Tensor:
+        """features [B, n, d], pairs [B, n, n, p], measure ω [B, n] -> [B, n, d]."""
         normed = self.norm(features)
         inner = self.receiver(normed).unsqueeze(2) + self.sender(normed).unsqueeze(1) + self.pair(pairs)
-        messages = self.message(F.gelu(inner).mean(2))  # the last layer of M is linear too: the mean comes first
+        # The last layer of M is linear too, and Σ_j ω_j = 1: the mean comes first.
+        messages = self.message((measure[:, None, None] @ F.gelu(inner)).squeeze(2))
         return features + self.update(torch.cat([normed, messages], dim=-1))
 
 
@@ -51,18 +54,10 @@ class InteractionNetwork(nn.Module):
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(
-        self, signal_values: Tensor, positions: Tensor, labels: Tensor | None = None
+        self, signal_values: Tensor, positions: Tensor, measure: Tensor | None = None, labels: Tensor | None = None
     ) -> SignalRegressionOutput:
-        pairs = pair_features(self.fourier, positions)
+        places = Places(positions, measure, self.fourier)
         features = self.lift(signal_values)
         for layer in self.layers:
-            features = layer(features, pairs)
-        predictions = self.regressor(self.norm(features))
-        loss = relative_l2(predictions, labels).mean() if labels is not None else None
-        return SignalRegressionOutput(loss=loss, predictions=predictions)
-
-
-def pair_features(fourier: ITNetFourierFeatures, positions: Tensor) -> Tensor:
-    """γ(x_i − x_j) and |x_i − x_j| of positions [B, n, s]: [B, n, n, 2 L_f + 1]."""
-    offsets = positions.unsqueeze(2) - positions.unsqueeze(1)
-    return torch.cat([fourier(offsets), offsets.norm(dim=-1, keepdim=True)], dim=-1)
+            features = layer(features, places.pairs, places.measure)
+        return answer(self.regressor(self.norm(features)), labels)

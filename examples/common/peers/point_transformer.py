@@ -11,15 +11,15 @@ from modeling_itnet import ITNetConfig
 class VectorAttention(nn.Module):
     """y_i = sum_j softmax_j( g(q_i - k_j + d_ij) ) * (v_j + d_ij), j over the neighbours, d_ij an MLP of x_i - x_j."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, dimension: int = 3):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.position = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width))
+        self.position = nn.Sequential(nn.Linear(dimension, width), nn.ReLU(), nn.Linear(width, width))
         self.weight = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
     def forward(self, features: Tensor, offsets: Tensor, neighbors: Tensor, visible: Tensor) -> Tensor:
-        """features [B, n, d], offsets [B, n, K, 3], neighbors and visible [B, n, K]."""
+        """features [B, n, d], offsets [B, n, K, s], neighbors and visible [B, n, K]."""
         normed = self.norm(features)
         samples = torch.arange(len(features), device=features.device)[:, None, None]
         position = self.position(offsets)  # [B, n, K, d]

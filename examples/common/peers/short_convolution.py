@@ -8,11 +8,16 @@ WIDTH = 4  # tokens, as in Mamba
 
 
 class CausalConvolution(nn.Module):
-    """u_i + Σ_k w_k ⊙ u_(i-k) + b for k = 0..WIDTH-1, feature by feature: [B, n, d] -> [B, n, d]."""
+    """u_i + Σ_k w_k ⊙ u_(i-k) + b for k = 0..WIDTH-1, feature by feature: [B, n, d] -> [B, n, d].
+
+    It starts as the identity. The values that `nn.Conv1d` starts with are as large as 0.5, where embeddings are 0.02.
+    """
 
     def __init__(self, size: int):
         super().__init__()
         self.convolution = nn.Conv1d(size, size, WIDTH, groups=size)
+        nn.init.zeros_(self.convolution.weight)
+        nn.init.zeros_(self.convolution.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         past = F.pad(features.transpose(1, 2), (WIDTH - 1, 0))  # [B, d, WIDTH - 1 + n]

@@ -1,14 +1,15 @@
 """A softmax transformer on signals, with positions as inputs and, if told, in the scores of pairs."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modeling_itnet import ITNetConfig
-from modeling_itnet.heads.signal import relative_l2
 from modeling_itnet.operator import ITNetFourierFeatures
 from modeling_itnet.outputs import SignalRegressionOutput
 
-from .interaction_network import pair_features
+from .places import Places
+from .signal_peer import answer
 
 
 class AttentionLayer(nn.Module):
@@ -29,11 +30,14 @@ class AttentionLayer(nn.Module):
                 nn.Linear(pair_size, bias_size), nn.GELU(), nn.Linear(bias_size, self.num_heads, bias=False)
             )
 
-    def forward(self, features: Tensor, pairs: Tensor | None) -> Tensor:
-        """features [B, n, d], pairs [B, n, n, p] or None -> [B, n, d]."""
+    def forward(self, features: Tensor, pairs: Tensor | None, scores: Tensor | None = None) -> Tensor:
+        """features [B, n, d], pairs [B, n, n, p] or None, what is added to all scores of a key [B, n] -> [B, n, d]."""
         heads = self.projection(self.norm(features)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.transpose(1, 3).unbind(2)  # [B, H, n, d_h] each
         bias = None if pairs is None else self.bias(pairs).movedim(-1, 1)  # [B, H, n, n]
+        if scores is not None:
+            scores = scores[:, None, None].expand(-1, -1, features.shape[1], -1)  # [B, 1, n, n]
+            bias = scores if bias is None else bias + scores
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         features = features + self.output(attended.transpose(1, 2).flatten(2))
         return features + self.feed_forward(self.feed_forward_norm(features))
@@ -42,7 +46,8 @@ class AttentionLayer(nn.Module):
 class SignalTransformer(nn.Module):
     """Attention layers on W a(x) + b + W_pos γ(x), and a linear map at every position: [B, n, c] -> [B, n, labels].
 
-    With ``relative_bias`` scores also depend on γ(x_i − x_j) and |x_i − x_j|.
+    With ``relative_bias`` scores also depend on γ(x_i − x_j) and |x_i − x_j|. A measure ω adds log ω_j to scores: the
+    sums of the softmax are then integrals.
     """
 
     def __init__(self, config: ITNetConfig, relative_bias: bool = False):
@@ -57,12 +62,12 @@ class SignalTransformer(nn.Module):
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(
-        self, signal_values: Tensor, positions: Tensor, labels: Tensor | None = None
+        self, signal_values: Tensor, positions: Tensor, measure: Tensor | None = None, labels: Tensor | None = None
     ) -> SignalRegressionOutput:
-        features = self.lift(signal_values) + self.position_projection(self.fourier(positions))
-        pairs = pair_features(self.fourier, positions) if self.relative_bias else None
+        places = Places(positions, measure, self.fourier)
+        features = self.lift(signal_values) + self.position_projection(places.gamma)
+        pairs = places.pairs if self.relative_bias else None
+        scores = None if measure is None else places.measure.clamp_min(torch.finfo(measure.dtype).tiny).log()
         for layer in self.layers:
-            features = layer(features, pairs)
-        predictions = self.regressor(self.norm(features))
-        loss = relative_l2(predictions, labels).mean() if labels is not None else None
-        return SignalRegressionOutput(loss=loss, predictions=predictions)
+            features = layer(features, pairs, scores)
+        return answer(self.regressor(self.norm(features)), labels)

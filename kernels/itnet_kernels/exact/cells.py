@@ -15,6 +15,19 @@ class Place(NamedTuple):
     blocks: slice
     rows: slice
 
+    @property
+    def num_blocks(self) -> int:
+        return self.blocks.stop - self.blocks.start
+
+    @property
+    def num_cells(self) -> int:
+        return (self.samples.stop - self.samples.start) * self.num_blocks
+
+    @property
+    def num_queries(self) -> int:
+        """How many queries each of the cells has."""
+        return self.rows.stop - self.rows.start
+
 
 class Cells:
     """Pairs as a grid of cells, [samples, blocks]: in a cell, every query meets every key.
@@ -25,7 +38,7 @@ class Cells:
     """
 
     def __init__(self, inputs: PairInputs, number: int | None = None):
-        """The cells of the blocks ``inputs.block_...[number]``, or of all pairs."""
+        """Holds the cells of the blocks ``inputs.block_...[number]``, or of all pairs."""
         self.batch, self.num_queries = inputs.queries.shape[:2]
         self.num_keys, self.num_blocks = inputs.keys.shape[1], 1
         self.lists = self.pairs = None
@@ -44,11 +57,11 @@ class Cells:
 
     @classmethod
     def all(cls, inputs: PairInputs) -> list["Cells"]:
-        """What a sum goes over."""
+        """Returns what a sum goes over."""
         return [cls(inputs, number) for number in range(len(inputs.block_pairs))] or [cls(inputs)]
 
     def take(self, tensor: Tensor, side: str, heads: slice, place: Place) -> Tensor:
-        """The rows of a tensor [H, B, n, f] that belong to a place: [h, cells, t or m, f]."""
+        """Returns the rows of a tensor [H, B, n, f] that belong to a place: [h, cells, t or m, f]."""
         rows = place.rows if side == "queries" else slice(None)
         if self.lists is None:
             return tensor[heads, place.samples, rows]
@@ -66,7 +79,7 @@ class Cells:
             total[heads].flatten(1, 2).index_add_(1, indices.flatten(), values.flatten(1, 2))
 
     def take_positions(self, tensor: Tensor, side: str, place: Place) -> Tensor:
-        """The same for a tensor [B or 1, n, f] without heads: [cells, t or m, f], those of one sample if all
+        """Does the same for a tensor [B or 1, n, f] without heads: [cells, t or m, f], those of one sample if all
         samples have the same."""
         indices = self._position_indices(tensor, side, place)
         if indices is None:

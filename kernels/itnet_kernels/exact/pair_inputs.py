@@ -62,7 +62,7 @@ class PairInputs(NamedTuple):
         return len(self.frequencies) > 0
 
     def zeros(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Contiguous zeros in the shape of the named arguments."""
+        """Returns contiguous zeros in the shape of the named arguments."""
         return {name: torch.zeros_like(getattr(self, name), memory_format=torch.contiguous_format) for name in names}
 
 
@@ -75,6 +75,6 @@ DIFFERENTIABLE = PairInputs._fields[: PairInputs._fields.index("frequencies")]
 
 
 def slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Neighbouring slices of at most ``size``, or of 1 if that is less."""
+    """Yields neighbouring slices of at most ``size``, or of 1 if that is less."""
     size = max(1, size)
     return (slice(first, min(first + size, stop)) for first in range(start, stop, size))

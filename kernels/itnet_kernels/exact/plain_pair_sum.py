@@ -19,7 +19,7 @@ _PER_QUERY = ("queries", "row", "query_positions", "query_features")
 
 
 def plain_pair_sum(inputs: PairInputs) -> Tensor:
-    """[B, n_q, H, d_h] in the dtype of ``row``, as ``itnet::pair_sum``; in tiles of queries."""
+    """Returns [B, n_q, H, d_h] in the dtype of ``row``, as ``itnet::pair_sum``; in tiles of queries."""
     if inputs.block_pairs:
         return sum(plain_block_sum(inputs, number) for number in range(len(inputs.block_pairs)))
     num_queries, num_keys = inputs.queries.shape[1], inputs.keys.shape[1]
@@ -34,7 +34,7 @@ def plain_pair_sum(inputs: PairInputs) -> Tensor:
 
 
 def plain_block_sum(inputs: PairInputs, number: int) -> Tensor:
-    """The same over the pairs of some blocks: every block is a sample of its own, [B N, t or m, ...]."""
+    """Returns the same over the pairs of some blocks: every block is a sample of its own, [B N, t or m, ...]."""
     batch, num_queries = inputs.queries.shape[:2]
     lists = {"queries": inputs.block_queries[number], "keys": inputs.block_keys[number]}
     lists = {side: indices.expand(batch, -1, -1) for side, indices in lists.items()}
@@ -53,7 +53,7 @@ def plain_block_sum(inputs: PairInputs, number: int) -> Tensor:
 
 
 def plain_tile(inputs: PairInputs, last_visible: int | None, pairs: Tensor | None = None) -> Tensor:
-    """All queries of ``inputs`` at once; for a causal sum, the first of them sees the keys up to ``last_visible``.
+    """Takes all queries at once; the first of them in a causal sum sees the keys up to ``last_visible``.
 
     ``pairs`` [B, n_q, n_k] says which pairs count, and is what the last hidden unit holds.
     """

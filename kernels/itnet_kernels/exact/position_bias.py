@@ -41,9 +41,9 @@ class PositionBias:
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
     def tile(self, cells: Cells, place: Place) -> Tensor:
-        """[cells, m, t * w], with the cells of one sample if all samples have the same bias."""
+        """Returns [cells, m, t * w], with the cells of one sample if all samples have the same bias."""
         inputs = self.inputs
-        shape = cells.num_keys, place.rows.stop - place.rows.start, inputs.row.shape[-1]  # m, t, w
+        shape = cells.num_keys, place.num_queries, inputs.row.shape[-1]  # m, t, w
         if not inputs.has_position_bias:
             bias = inputs.row.new_zeros(1, *shape)
         elif self.table is None:
@@ -57,7 +57,7 @@ class PositionBias:
                 bias += cells.take_positions(self.key_term, "keys", place).unsqueeze(2)
         if cells.pairs is None:
             return bias.flatten(2, 3)
-        count = (place.blocks.stop - place.blocks.start) * self._num_samples(cells, place)
+        count = place.num_blocks if cells.is_shared else place.num_cells
         if len(bias) < count:  # blocks without a position term, or samples that share positions, but not the pairs
             bias = bias.repeat(count // len(bias), 1, 1, 1)
         if inputs.w_mid is None:
@@ -66,18 +66,16 @@ class PositionBias:
         return bias.flatten(2, 3)
 
     def pairs(self, cells: Cells, place: Place) -> Tensor:
-        """Which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
+        """Returns which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
         pairs = cells.pairs[slice(0, 1) if len(cells.pairs) == 1 else place.samples, place.blocks, place.rows]
-        return pairs.expand(self._num_samples(cells, place), -1, -1, -1).flatten(0, 1).mT
-
-    def _num_samples(self, cells: Cells, place: Place) -> int:
-        return 1 if cells.is_shared else place.samples.stop - place.samples.start
+        num_samples = 1 if cells.is_shared else place.samples.stop - place.samples.start
+        return pairs.expand(num_samples, -1, -1, -1).flatten(0, 1).mT
 
     def backward(self, cells: Cells, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
         """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, m, t * w]."""
         inputs, where = self.inputs, self._positions(cells, place)
         needs_positions = "key_positions" in grads
-        grad = grad.mT.unflatten(1, (place.rows.stop - place.rows.start, -1))  # [c, t, w, m]
+        grad = grad.mT.unflatten(1, (place.num_queries, -1))  # [c, t, w, m]
         found = bias_gradients(grad, *where, inputs.position_weights, inputs.has_frequencies, needs_positions)
         for name, value in found.items():
             if name in POSITIONS:
@@ -87,7 +85,7 @@ class PositionBias:
                 grads[name] += value
 
     def _positions(self, cells: Cells, place: Place) -> list[Tensor]:
-        """x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
+        """Returns x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
         parts = [
             cells.take_positions(getattr(self.inputs, name), side, place)
             for name, side in zip(POSITIONS, (*_SIDES, *_SIDES), strict=True)
@@ -110,7 +108,7 @@ def bias_gradients(
     needs_positions: bool,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients of W_y, W_rel and w_d, summed over all cells, and on request of positions and features.
+    """Returns the gradients of W_y, W_rel and w_d, summed over all cells, and on request of positions and features.
 
     They go by the names of :class:`PairInputs`; those of positions and features have a row for each of the cells. The
     product of dL/dP with gamma(y) may be taken in another ``dtype``.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from ..first_layer import length
-from ..measure import uniform_measure
+from ..measure import over_mass, uniform_measure
 from ..positions import Coordinates, fourier_features, position_dtype
 from ..validation import batched
 from ..weights import KERNEL_INPUTS, KernelWeights
@@ -24,7 +24,7 @@ def reference_transform(
     is_causal: bool,
     listed: Tensor | None = None,  # [B or 1, n_q, n_k], the pairs that count
 ) -> Tensor:
-    """sum_j omega_j K_ij u_j with K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper; [B, n_q, H, d_h]."""
+    """Returns sum_j omega_j K_ij u_j, K_ij = kappa(x_i, y_j, u_i, u_j), Algorithm 1 of the paper: [B, n_q, H, d_h]."""
     with torch.autocast(queries.device.type, enabled=False):
         matrices = kernel_matrices(queries, keys, query_positions, key_positions, weights)
         u_y = keys.to(matrices.dtype).unsqueeze(1)  # [B, 1, n_k, H, d_h]
@@ -42,7 +42,7 @@ def kernel_matrices(
     key_positions: Tensor | Coordinates,
     weights: KernelWeights,
 ) -> Tensor:
-    """K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2) of every pair and head: [B, n_q, n_k, H, d_h, d_h].
+    """Returns K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2) of every pair and head: [B, n_q, n_k, H, d_h, d_h].
 
     Shapes as in :func:`reference_transform`, or :class:`Coordinates` for positions; float32 at least.
     """
@@ -68,7 +68,7 @@ def kernel_matrices(
 
 
 def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_positions: Tensor, weights: KernelWeights):
-    """z_ij of Eq. kernel_input for all pairs: [B, n_q, n_k, H, kernel_input_size]."""
+    """Returns z_ij of Eq. kernel_input for all pairs: [B, n_q, n_k, H, kernel_input_size]."""
     x = query_positions.to(position_dtype(u_x.device)).unsqueeze(2)  # [B or 1, n_q, 1, s]
     y = key_positions.to(x.dtype).unsqueeze(1)  # [B or 1, 1, n_k, s]
     groups = {
@@ -85,13 +85,10 @@ def kernel_input(u_x: Tensor, u_y: Tensor, query_positions: Tensor, key_position
 
 
 def pair_measure(measure: Tensor, num_queries: int, is_causal: bool) -> Tensor:
-    """omega_ij [B, n_q, n_k]: omega_j, or for a causal operator omega_j normalised over the keys that query i sees."""
+    """Returns omega_ij [B, n_q, n_k]: omega_j, which a causal operator normalises over the keys that query i sees."""
     batch, num_keys = measure.shape
     omega = measure.unsqueeze(1).expand(batch, num_queries, num_keys)
     if not is_causal:
         return omega
-    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=measure.device)
-    visible = visible.tril(diagonal=num_keys - num_queries)
-    omega = omega * visible
-    mass = omega.sum(-1, keepdim=True)
-    return torch.where(mass > 0, omega / mass.where(mass > 0, 1), 0)
+    omega = omega.tril(diagonal=num_keys - num_queries)
+    return over_mass(omega, omega.sum(-1, keepdim=True))

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +27,22 @@ _gelu_ = torch.ops.aten.gelu_.default
 _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 
 
+class Tile(NamedTuple):
+    """The pairs of t queries and m keys, for h heads and c cells of a group."""
+
+    chunk: tuple[slice, slice]  # which heads and which cells of the group
+    columns: slice  # which keys
+    keys: Tensor  # u_j [h, c, m, d_h]
+    virtual: Tensor | None  # Q_i[k] [h, c, t * w, d_h], if the kernel looks at content
+    pre: Tensor  # pre-activations of the last hidden layer [h, c, m, t * w]
+    early: Tensor | None  # those of the first one, if there are two
+
+
 class PairTiles:
     """One evaluation of the pair sum. Head-major layout [H, B, n, .]: W2 differs by head, positions by sample.
 
-    In the comments, a tile has t queries (``place.rows``) and m keys (``columns``) of h heads and c cells. What
-    belongs to its pairs is [h, c, m, t * w]: a row is as long as there are hidden units of all queries, which matrix
-    products fill better than rows as long as there are keys (36 of a window, 197 of an image).
+    What belongs to the pairs of a :class:`Tile` is [h, c, m, t * w]: a row is as long as there are hidden units of all
+    queries, which matrix products fill better than rows as long as there are keys (36 of a window, 197 of an image).
     """
 
     def __init__(self, inputs: PairInputs):
@@ -57,17 +68,14 @@ class PairTiles:
         for cells, place in self._places():
             bias = None if self.bias is None else self.bias.tile(cells, place)  # [cells, m, t * w]
             for heads, part in self._groups(place):
-                virtual, row, keys = self._operands(cells, heads, part)
-                omega = self._omega(cells, part)
-                shape = *row.shape[:2], row.shape[3], self.head_dim
-                moments = self._buffer("moments", *shape)  # A_i[k, c]: [h, c, t * w, d_h]
-                own_bias = self._of(bias, place, part)
-                for chunk, columns, pre, _ in self._pre_activations(cells, virtual, row, keys, own_bias, part):
-                    hidden = self._with_constant(_gelu_(pre), cells, row.shape[1], part, chunk[1], columns)
-                    _weigh(hidden, omega, chunk[1], columns)
-                    _accumulate(moments[chunk], hidden.mT, keys[chunk][:, :, columns], columns)
+                omega, shape = self._omega(cells, part), self._shape(heads, part)
+                moments = self._buffer("moments", *shape, self.head_dim)  # A_i[k, c]: [h, c, t * w, d_h]
+                for tile in self._tiles(cells, heads, part, self._of(bias, place, part)):
+                    hidden = self._with_constant(_gelu_(tile.pre), tile, cells, part)
+                    _weigh(hidden, omega, tile)
+                    _accumulate(moments[tile.chunk], hidden.mT, tile.keys, tile.columns)
                 contracted = self._by_head(moments) @ self.inputs.w2[heads]  # sum_{k,c} W2[(a, c), k] A_i[k, c]
-                contracted = contracted.unflatten(1, (row.shape[1], -1))  # [h, c, t, d_h]
+                contracted = contracted.unflatten(1, (part.num_cells, -1))  # [h, c, t, d_h]
                 cells.add(out, "queries", heads, part, contracted)
         return out.mul_(self.scale).permute(1, 2, 0, 3)
 
@@ -91,8 +99,7 @@ class PairTiles:
 
     def _groups(self, place: Place) -> Iterator[tuple[slice, Place]]:
         """Heads and samples whose moments meet W2 together."""
-        blocks, queries = place.blocks.stop - place.blocks.start, place.rows.stop - place.rows.start
-        limit = max(1, _MOMENT_ELEMENTS // (blocks * queries * self.width * self.head_dim))
+        limit = max(1, _MOMENT_ELEMENTS // (place.num_blocks * place.num_queries * self.width * self.head_dim))
         in_batch = _even(place.samples.stop - place.samples.start, limit)
         in_heads = _even(self.num_heads, limit // in_batch)
         samples = slices(place.samples.start, place.samples.stop, in_batch)
@@ -105,11 +112,14 @@ class PairTiles:
 
     def _of(self, bias: Tensor | None, place: Place, part: Place) -> Tensor | None:
         """What belongs to the samples of a part in the bias of a place."""
-        blocks = place.blocks.stop - place.blocks.start
-        if bias is None or len(bias) == blocks:  # shared by all samples
+        if bias is None or len(bias) == place.num_blocks:  # shared by all samples
             return bias
-        first = (part.samples.start - place.samples.start) * blocks
-        return bias[first : first + (part.samples.stop - part.samples.start) * blocks]
+        first = (part.samples.start - place.samples.start) * place.num_blocks
+        return bias[first : first + part.num_cells]
+
+    def _shape(self, heads: slice, part: Place) -> tuple[int, int, int]:
+        """h, c and t * w of a group."""
+        return heads.stop - heads.start, part.num_cells, part.num_queries * self.width
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Uninitialised memory that every tile uses again: fresh pages for each would cost as much as the GELU."""
@@ -124,11 +134,11 @@ class PairTiles:
         """omega_j [c, n_k, 1], unless it is the same for all keys."""
         return None if self.measure is None else cells.take(self.measure, "keys", slice(None), part)[0]
 
-    def _operands(self, cells: Cells, heads: slice, part: Place) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Q_i[k] [h, c, t * w, d_h] or None, q_i[k] [h, c, 1, t * w], and u_j [h, c, n_k, d_h]."""
-        inputs = self.inputs
-        keys = cells.take(self.keys, "keys", heads, part)
-        row = cells.take(self.row, "queries", heads, part)  # [h, c, t, w]
+    def _tiles(self, cells: Cells, heads: slice, part: Place, bias: Tensor | None) -> Iterator[Tile]:
+        """The tiles of a group, whose cells have this bias. The pre-activations of each are one batched product."""
+        inputs, (_, num_cells, size) = self.inputs, self._shape(heads, part)
+        keys = cells.take(self.keys, "keys", heads, part)  # [h, c, n_k, d_h]
+        row = cells.take(self.row, "queries", heads, part)  # q_i[k] [h, c, t, w]
         virtual = None
         if self.has_content:
             virtual = self._buffer("virtual", *row.shape, self.head_dim)
@@ -139,58 +149,57 @@ class PairTiles:
                 constant = inputs.w_product.new_zeros(()) if inputs.w_key is None else inputs.w_key
                 torch.addcmul(constant, inputs.w_product, queries, out=virtual)
             virtual = virtual.flatten(2, 3)
-        return virtual, row.flatten(2, 3).unsqueeze(2), keys
+        row = row.flatten(2, 3).unsqueeze(2)  # [h, c, 1, t * w]
+        for chunk, columns in self._chunks(cells, heads, part, num_cells if bias is None else len(bias)):
+            tile_keys, own_virtual, early = keys[chunk][:, :, columns], None, None
+            pre = self._buffer("pre", *tile_keys.shape[:3], size)
+            if bias is None:
+                pre.copy_(row[chunk].expand_as(pre))
+            else:
+                own = _of_cells(bias, num_cells, chunk[1])[:, columns]
+                per_bias = (-1, len(own))  # these cells have a bias of their own, the next ones have the same again
+                torch.add(own, row[chunk].unflatten(1, per_bias), out=pre.unflatten(1, per_bias))
+            if virtual is not None:
+                own_virtual = virtual[chunk]
+                _store(pre, tile_keys, own_virtual.mT, beta=1)
+            if inputs.w_mid is not None:  # W_mid h + b_mid
+                early, mixed = pre, gelu(pre).unflatten(3, (-1, self.width)) @ inputs.w_mid.T  # [h, c, m, t, w]
+                pre = mixed.add_(inputs.b_mid).flatten(3, 4)
+            tile = Tile(chunk, columns, tile_keys, own_virtual, pre, early)
+            self._hide(tile, cells, part)
+            yield tile
 
-    def _pre_activations(
-        self, cells: Cells, virtual: Tensor | None, row: Tensor, keys: Tensor, bias: Tensor | None, part: Place
-    ) -> Iterator[tuple]:
-        """(chunk of the group, key tile, pre-activations of the last hidden layer, of the first one if there are two).
-
-        Each tile of pre-activations, [h, c, m, t * w], is one batched product.
-        """
-        (num_heads, num_cells, _, size), num_keys = row.shape, cells.num_keys
-        shared = num_cells if bias is None else len(bias)  # cells that come with a bias of their own
+    def _chunks(self, cells: Cells, heads: slice, part: Place, shared: int) -> Iterator[tuple]:
+        """Heads and cells of a group, and keys, for one tile each; a bias belongs to ``shared`` cells."""
+        (num_heads, num_cells, size), num_keys = self._shape(heads, part), cells.num_keys
         limit = max(1, _TILE_ELEMENTS // (size * min(num_keys, _TILE_KEYS)))
         in_cells = (
             shared * _even(num_cells // shared, limit // shared) if shared < num_cells else _even(num_cells, limit)
         )
         in_heads = 1 if in_cells < num_cells else _even(num_heads, limit // num_cells)
-        end = self._end(cells, part)
         chunks = itertools.product(slices(0, num_heads, in_heads), slices(0, num_cells, in_cells))
-        for chunk, columns in itertools.product(chunks, slices(0, end, _TILE_KEYS)):
-            own_row, early = row[chunk], None
-            pre = self._buffer("pre", *own_row.shape[:2], columns.stop - columns.start, size)
-            if bias is None:
-                pre.copy_(own_row.expand_as(pre))
-            else:
-                own = _of_cells(bias, num_cells, chunk[1])[:, columns]
-                torch.add(own, _by_bias(own_row, own), out=_by_bias(pre, own))
-            if virtual is not None:
-                _store(pre, keys[chunk][:, :, columns], virtual[chunk].mT, beta=1)
-            if self.inputs.w_mid is not None:  # W_mid h + b_mid
-                early, mixed = pre, gelu(pre).unflatten(3, (-1, self.width)) @ self.inputs.w_mid.T  # [h, c, m, t, w]
-                pre = mixed.add_(self.inputs.b_mid).flatten(3, 4)
-            self._hide(pre, cells, num_cells, part, chunk[1], columns)
-            yield chunk, columns, pre, early
+        return itertools.product(chunks, slices(0, self._end(cells, part), _TILE_KEYS))
 
-    def _hide(self, pre: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice) -> None:
+    def _hide(self, tile: Tile, cells: Cells, part: Place) -> None:
         """Takes out pairs that do not count, where the bias has not done it."""
-        by_query = pre.unflatten(3, (-1, self.width))  # [h, c, m, t, w]
-        if self.offset is not None and columns.stop - 1 > part.rows.start + self.offset:
-            query, key = (torch.arange(s.start, s.stop, device=pre.device) for s in (part.rows, columns))
+        by_query = tile.pre.unflatten(3, (-1, self.width))  # [h, c, m, t, w]
+        if self.offset is not None and tile.columns.stop - 1 > part.rows.start + self.offset:
+            query, key = (torch.arange(s.start, s.stop, device=by_query.device) for s in (part.rows, tile.columns))
             by_query.masked_fill_((key[:, None] > query + self.offset).unsqueeze(-1), HIDDEN)
         if cells.pairs is not None and self.inputs.w_mid is not None:
-            pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
-            _by_bias(by_query, pairs).masked_fill_(~pairs[:, columns].unsqueeze(-1), HIDDEN)
+            pairs = self._pairs(tile, cells, part)
+            by_query.unflatten(1, (-1, len(pairs))).masked_fill_(~pairs.unsqueeze(-1), HIDDEN)
 
-    def _with_constant(
-        self, hidden: Tensor, cells: Cells, num_cells: int, part: Place, chunk: slice, columns: slice
-    ) -> Tensor:
+    def _with_constant(self, hidden: Tensor, tile: Tile, cells: Cells, part: Place) -> Tensor:
         """Puts 1 into the last hidden unit of blocks where a pair counts, 0 elsewhere."""
         if cells.pairs is not None:
-            pairs = _of_cells(self.bias.pairs(cells, part), num_cells, chunk)
-            _by_bias(hidden.unflatten(3, (-1, self.width)), pairs)[..., -1] = pairs[:, columns]
+            pairs = self._pairs(tile, cells, part)
+            hidden.unflatten(3, (-1, self.width)).unflatten(1, (-1, len(pairs)))[..., -1] = pairs
         return hidden
+
+    def _pairs(self, tile: Tile, cells: Cells, part: Place) -> Tensor:
+        """Which pairs of a tile count, in blocks: [b, m, t] of its b cells, or of those that the others repeat."""
+        return _of_cells(self.bias.pairs(cells, part), part.num_cells, tile.chunk[1])[:, tile.columns]
 
     def _by_head(self, moments: Tensor) -> Tensor:
         """[h, c, t * w, d_h] -> [h, c * t, w * d_h], the layout that meets W2."""
@@ -218,28 +227,28 @@ class PairTiles:
         return grads | {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
 
     def _group_backward(self, cells, heads: slice, part: Place, upstream: Tensor, bias, grad_bias, grads) -> None:
-        virtual, row, keys = self._operands(cells, heads, part)
-        omega = self._omega(cells, part)
+        omega, shape = self._omega(cells, part), self._shape(heads, part)
         by_head = upstream.flatten(1, 2)  # [h, c * t, d_h]
         grad_moments = self._buffer("grad_moments", *by_head.shape[:2], self.inputs.w2.shape[1])
         torch.bmm(by_head, self.inputs.w2[heads].mT, out=grad_moments)
-        grad_moments = grad_moments.view(*row.shape[:2], row.shape[3], self.head_dim)  # dA [h, c, t * w, d_h]
+        grad_moments = grad_moments.view(*shape, self.head_dim)  # dA [h, c, t * w, d_h]
         moments = self._buffer("moments", *grad_moments.shape)  # A, again, for the gradient of W2
-        grad_row = self._buffer("grad_row", *row.shape)  # dq
+        grad_row = self._buffer("grad_row", *shape[:2], 1, shape[2])  # dq
         grad_virtual = self._buffer("grad_virtual", *grad_moments.shape)  # dQ, where there is content
-        grad_keys = self._buffer("grad_keys", *keys.shape)  # as keys and as values
+        grad_keys = self._buffer("grad_keys", *shape[:2], cells.num_keys, self.head_dim)  # as keys and as values
         grad_keys[:, :, self._end(cells, part) :] = 0
         is_by_keys = self._is_by_keys(cells, part)
         grad_measure = torch.zeros_like(omega) if "measure" in grads else None  # [c, n_k, 1]
-        for chunk, columns, pre, early in self._pre_activations(cells, virtual, row, keys, bias, part):
-            value, outer = keys[chunk][:, :, columns], grad_moments[chunk]
+        for tile in self._tiles(cells, heads, part, bias):
+            chunk, columns, value, virtual, pre, early = tile
+            outer = grad_moments[chunk]
             grad = self._buffer("grad", *pre.shape)  # dL/dh / omega, then dL/dpre in place: [h, c, m, t * w]
             _store(grad, value, outer.mT)
             hidden = _gelu(pre, out=self._buffer("hidden", *pre.shape))
-            hidden = self._with_constant(hidden, cells, row.shape[1], part, chunk[1], columns)
+            hidden = self._with_constant(hidden, tile, cells, part)
             if grad_measure is not None:
                 grad_measure[chunk[1], columns, 0] += (hidden * grad).sum((0, 3))
-            _weigh(hidden, omega, chunk[1], columns)
+            _weigh(hidden, omega, tile)
             total = grad_keys[chunk][:, :, columns]
             if is_by_keys:
                 own_heads = slice(heads.start + chunk[0].start, heads.start + chunk[0].stop)
@@ -248,17 +257,17 @@ class PairTiles:
                 _accumulate(moments[chunk], hidden.mT, value, columns)
                 _store(total, hidden, outer)
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
-            _weigh(grad, omega, chunk[1], columns)
+            _weigh(grad, omega, tile)
             if early is not None:
                 grad = self._mix_backward(grad, early, grads)
             sums = grad.sum(2, keepdim=True)
             grad_row[chunk] = sums if columns.start == 0 else grad_row[chunk] + sums
             if virtual is not None:
                 _accumulate(grad_virtual[chunk], grad.mT, value, columns)
-                _store(total, grad, virtual[chunk], beta=1)
+                _store(total, grad, virtual, beta=1)
             if grad_bias is not None:
-                own = _of_cells(grad_bias, row.shape[1], chunk[1])[:, columns]
-                for one in _by_bias(grad, own).flatten(0, 1):  # one head of one sample after the other: no temporary
+                own = _of_cells(grad_bias, part.num_cells, chunk[1])[:, columns]
+                for one in grad.unflatten(1, (-1, len(own))).flatten(0, 1):  # one head of one sample after the other
                     own += one
         if not is_by_keys:
             grads["w2"][heads].baddbmm_(self._by_head(moments).mT, by_head)
@@ -266,14 +275,14 @@ class PairTiles:
         cells.add(grads["keys"], "keys", heads, part, grad_keys)
         if grad_measure is not None:
             cells.add(grads["measure"][None, :, :, None], "keys", slice(None), part, grad_measure[None])
-        if virtual is not None:
+        if self.has_content:
             self._virtual_backward(cells, heads, part, grad_virtual.unflatten(2, (-1, self.width)), grads)
 
     def _is_by_keys(self, cells: Cells, part: Place) -> bool:
         """Whether :meth:`_value_backward` is faster: it saves a product over the pairs, t m w d_h multiply-adds, and
         has 2 m w d_h^2 for keys in place of t w d_h^2 for queries; it needs half as much again to be worth it."""
-        queries = part.rows.stop - part.rows.start
-        return cells.pairs is None and queries * (cells.num_keys + self.head_dim) > 3 * cells.num_keys * self.head_dim
+        saved = part.num_queries * (cells.num_keys + self.head_dim)
+        return cells.pairs is None and saved > 3 * cells.num_keys * self.head_dim
 
     def _value_backward(self, hidden: Tensor, upstream: Tensor, value: Tensor, heads: slice, total, grad_w2) -> None:
         """The gradients of W2 and of the keys as values, through V_j[k, a] = omega_j sum_i h_ij[k] g_i[a].
@@ -323,10 +332,10 @@ def _store(total: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
     total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=beta)
 
 
-def _weigh(hidden: Tensor, omega: Tensor | None, cells: slice, columns: slice) -> None:
+def _weigh(hidden: Tensor, omega: Tensor | None, tile: Tile) -> None:
     """Multiplies [h, c, m, t * w] by the measure of the keys, in place."""
     if omega is not None:
-        hidden.mul_(omega[cells, columns])
+        hidden.mul_(omega[tile.chunk[1], tile.columns])
 
 
 def _even(count: int, most: int) -> int:
@@ -337,8 +346,3 @@ def _even(count: int, most: int) -> int:
 def _of_cells(bias: Tensor, num_cells: int, cells: slice) -> Tensor:
     """The bias of some of the cells, or that of all blocks where it holds for every sample."""
     return bias[cells] if len(bias) == num_cells else bias
-
-
-def _by_bias(tensor: Tensor, bias: Tensor) -> Tensor:
-    """[h, c, ...] as [h, c / b, b, ...]: b cells have a bias of their own, those of one sample or of all."""
-    return tensor.unflatten(1, (-1, len(bias)))

@@ -11,6 +11,7 @@ from ..measure import prefix_sum, uniform_measure
 from ..positions import Coordinates
 from ..transforms import may_look_at
 from ..validation import batched, check_causal, check_measure, is_one_of
+from .fused import RunningSum, fused_running_sum
 
 
 class LowRankState(NamedTuple):
@@ -23,21 +24,32 @@ class LowRankState(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys of a call, in the dtype of the sums."""
+    """The keys of a call; their measure has the dtype of the sums."""
 
-    values: Tensor  # omega_j u_j: [B, n, H, d_h]
+    features: Tensor  # u_j as it was given: [B, n, H, d_h]
     measure: Tensor  # omega_j: [B, n]
     rates: Tensor | None  # lambda of a kernel that decays: [H, r]
     times: Tensor | None  # x of the state and of every key, never falling, if the kernel decays: [B, n + 1]
+    operand_dtype: torch.dtype | None = None  # of the matrix products of GPU kernels; None: without these
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether GPU kernels do the work."""
+        return self.operand_dtype is not None
+
+    @property
+    def values(self) -> Tensor:
+        """omega_j u_j: [B, n, H, d_h]."""
+        return self.features.to(self.measure.dtype) * self.measure[..., None, None]
 
     def split(self, count: int) -> "tuple[Keys, Keys]":
-        """The first ``count`` keys, and the others."""
+        """Returns the first ``count`` keys, and the others."""
         times = (None, None) if self.times is None else (self.times[:, : count + 1], self.times[:, count:])
-        parts = [tensor.tensor_split([count], dim=1) for tensor in self[:2]]
-        return tuple(Keys(parts[0][k], parts[1][k], self.rates, times[k]) for k in range(2))
+        features, measure = (tensor.tensor_split([count], dim=1) for tensor in self[:2])
+        return tuple(self._replace(features=features[k], measure=measure[k], times=times[k]) for k in range(2))
 
     def decay(self, spans: Tensor) -> Tensor:
-        """e^(-lambda_r span): spans [...] that are not negative -> [..., H, r]."""
+        """Returns e^(-lambda_r span) [..., H, r] of spans [...] that are not negative."""
         return torch.exp(-self.rates * spans[..., None, None].to(self.rates.dtype))
 
     @property
@@ -51,7 +63,7 @@ class Keys(NamedTuple):
         return None if self.times is None else self.times[:, -1]
 
 
-def prepare_keys(
+def check_keys(
     u: Tensor,
     rank: int,
     num_queries: int,
@@ -62,10 +74,9 @@ def prepare_keys(
     moments: list[int],
     decay: Tensor | None,
     positions: Tensor | Coordinates | None,
-) -> tuple[Keys, LowRankState | None]:
-    """Checks what both forms take beside their factors; the keys and the state in the dtype of the sums."""
+) -> Tensor:
+    """Checks what both forms take beside their factors; the measure, which has a value if none was given."""
     batch, num_keys, num_heads, _ = u.shape
-    dtype = torch.promote_types(u.dtype, torch.float32)
     if is_causal:
         check_causal(num_queries, num_keys)
     if measure is not None:
@@ -83,8 +94,6 @@ def prepare_keys(
             )
         if (state.position is None) != (decay is None):
             raise ValueError("`state` and this call must both have a `decay`, or both have none")
-        state = LowRankState(*(tensor.to(dtype) for tensor in state[:3]), state.position)
-    times = None
     if decay is not None:
         if not is_causal or positions is None:
             raise ValueError("`decay` needs `is_causal` and `positions`: a kernel decays from a key to later queries")
@@ -92,10 +101,19 @@ def prepare_keys(
             raise ValueError(f"`decay` {list(decay.shape)} must be {[num_heads, rank]}: a rate per head and rank")
         if may_look_at(decay) and not bool((decay >= 0).all()):
             raise ValueError("`decay` must not be negative or NaN: a kernel that grows with distance overflows")
-        times = _times(positions, measure, state)
-    measure = measure.to(dtype)
-    rates = None if decay is None else decay.to(dtype)
-    return Keys(u.to(dtype) * measure[..., None, None], measure, rates, times), state
+        check_times(positions, measure)
+    return measure
+
+
+def prepare_keys(u: Tensor, rank: int, num_queries: int, **given) -> tuple[Keys, LowRankState | None]:
+    """The keys and the state in the dtype of the sums, from what :func:`check_keys` takes."""
+    measure = check_keys(u, rank, num_queries, **given)
+    state, decay = given["state"], given["decay"]
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    if state is not None:
+        state = LowRankState(*(tensor.to(dtype) for tensor in state[:3]), state.position)
+    times = None if decay is None else _times(given["positions"], measure, state)
+    return Keys(u, measure.to(dtype), None if decay is None else decay.to(dtype), times), state
 
 
 def check_bias(bias: Tensor | None, num_heads: int, rows: int, columns: int) -> None:
@@ -103,18 +121,21 @@ def check_bias(bias: Tensor | None, num_heads: int, rows: int, columns: int) -> 
         raise ValueError(f"`bias` {list(bias.shape)} must be {[num_heads, rows, columns]}: a matrix per head")
 
 
+def check_times(positions: Tensor | Coordinates, measure: Tensor) -> None:
+    shape, (batch, count) = batched(positions).shape, measure.shape
+    if not is_one_of(shape, [1, count, 1], [batch, count, 1]):
+        raise ValueError(
+            f"`positions` {list(shape)} must be [{count}, 1] or [{batch}, {count}, 1] with `decay`: one "
+            "coordinate for each key"
+        )
+
+
 def _times(positions: Tensor | Coordinates, measure: Tensor, state: LowRankState | None) -> Tensor:
-    """The coordinate along which a kernel decays, [B, n + 1]: that of the state, then that of every key.
+    """Returns the coordinate along which a kernel decays, [B, n + 1]: that of the state, then that of every key.
 
     Padding has no part in it, wherever it lies: it takes the place of the key before.
     """
-    positions = batched(positions)
-    batch, count = measure.shape
-    if not is_one_of(positions.shape, [1, count, 1], [batch, count, 1]):
-        raise ValueError(
-            f"`positions` {list(positions.shape)} must be [{count}, 1] or [{batch}, {count}, 1] with `decay`: one "
-            "coordinate for each key"
-        )
+    positions, batch = batched(positions), measure.shape[0]
     times = positions[..., 0].to(torch.promote_types(positions.dtype, torch.float32)).expand(batch, -1)
     start = times.detach().amin(1)
     if state is not None:
@@ -126,18 +147,23 @@ def _times(positions: Tensor | Coordinates, measure: Tensor, state: LowRankState
     return order
 
 
-def running_sum(new: Tensor, before: Tensor | None = None, decays: Tensor | None = None) -> Tensor:
-    """y_i = decay_i y_(i-1) + new_i over the first positions: [B, n, ...], with y_(-1) = before [B, ...] or 0."""
+def running_sum(
+    new: Tensor, before: Tensor | None = None, decays: Tensor | None = None, is_fused: bool = False
+) -> Tensor:
+    """Returns y_i = decay_i y_(i-1) + new_i over positions, [B, n, ...], with y_(-1) = before [B, ...] or 0.
+
+    ``is_fused`` asks for a GPU kernel. Decays have as many dimensions as ``new``.
+    """
     if decays is None:
-        total = prefix_sum(new)
+        total = fused_running_sum(RunningSum(new, None)) if is_fused else prefix_sum(new)
         return total if before is None else total + before.unsqueeze(1)
     if before is not None:
         new = torch.cat([new[:, :1] + decays[:, :1] * before.unsqueeze(1), new[:, 1:]], dim=1)
-    return _decayed_sum(new, decays)
+    return fused_running_sum(RunningSum(new, decays.expand_as(new))) if is_fused else _decayed_sum(new, decays)
 
 
 def _decayed_sum(new: Tensor, decays: Tensor) -> Tensor:
-    """In sqrt(n) blocks of sqrt(n) at once, then from block to block. Decays are only multiplied, never divided by."""
+    """Sums in sqrt(n) blocks of sqrt(n) at once, then from block to block. Decays are never divided by."""
     count = new.shape[1]
     if count == 1:
         return new

@@ -18,12 +18,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..backends import Backend, matmul_dtype, resolve_backend
 from ..measure import over_mass
 from ..positions import Coordinates
 from ..sampled.sampled import take_keys
 from ..transforms import recomputed
 from ..validation import check_features, check_indices, check_per_pair
-from .state import Keys, LowRankState, check_bias, prepare_keys, running_sum
+from .fused import (
+    FactorExpand,
+    FactorProject,
+    FeatureApply,
+    FeatureSum,
+    factor_expand,
+    factor_project,
+    feature_apply,
+    feature_sum,
+)
+from .state import Keys, LowRankState, check_bias, check_keys, prepare_keys, running_sum
+from .step import is_step, low_rank_step, step_decay
 
 # Elements of the factors that a causal operator multiplies out at a time: 16 MB in float32.
 _CHUNK_ELEMENTS = 2**22
@@ -49,8 +61,9 @@ def low_rank_transform(
     decay: Tensor | None = None,
     positions: Tensor | Coordinates | None = None,
     return_state: bool = False,
+    backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, LowRankState]:
-    r"""The integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
+    r"""Applies the integral operator with the kernel K_ij = Phi_i^T Psi_j + bias, in O(n) time and memory.
 
         out_i = sum_j omega_j K_ij u_j,     K_ij[a, c] = sum_r Phi_i[r, a] Psi_j[r, c] + bias[a, c]
 
@@ -72,6 +85,8 @@ def low_rank_transform(
         positions: x of the keys, ``[n, 1]`` or ``[B, n, 1]``, which ``decay`` needs. They must not fall; padding may
             lie anywhere. The queries are at the last n_q of them.
         return_state: also return the state after the last key.
+        backend: "triton" has GPU kernels for factors that are a :class:`Factor`; "auto" takes them for tensors on a
+            GPU. Anything else is PyTorch.
 
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of ``u``, or a pair of it and the :class:`LowRankState`.
@@ -81,10 +96,19 @@ def low_rank_transform(
     batch, _, num_heads, head_dim = u.shape
     check_bias(bias, num_heads, head_dim, head_dim)
     given = {"measure": measure, "is_causal": is_causal, "state": state, "decay": decay, "positions": positions}
+    backend, operand_dtype = resolve_backend(backend, u), matmul_dtype(u)
+    is_fused = backend == "triton" and isinstance(phi, Factor) and isinstance(psi, Factor)
+    given["moments"] = [batch, num_heads, rank]
+    if is_fused and is_step(num_queries, u, is_causal, state, *phi, *psi, bias, decay):
+        weights = {"w_phi": phi.weight, "b_phi": phi.bias, "w_psi": psi.weight, "b_psi": psi.bias, "bias": bias}
+        token = u, check_keys(u, rank, num_queries, **given), phi.hidden, psi.hidden, state
+        out, last = low_rank_step(*token, **weights, **step_decay(decay, positions, batch))
+        return (out.to(u.dtype), last) if return_state else out.to(u.dtype)
     with torch.autocast(u.device.type, enabled=False):
-        keys, state = prepare_keys(u, rank, num_queries, **given, moments=[batch, num_heads, rank])
-        dtype = keys.values.dtype
-        phi, psi = (_cast(factor, dtype) for factor in (phi, psi))
+        keys, state = prepare_keys(u, rank, num_queries, **given)
+        keys = keys._replace(operand_dtype=operand_dtype if is_fused else None)
+        dtype = keys.measure.dtype
+        phi, psi = (_cast(factor, dtype, keys.is_fused) for factor in (phi, psi))
         bias = None if bias is None else bias.to(dtype)
         out, last = (_causal if is_causal else _complete)(keys, phi, psi, state, bias)
     out = out.to(u.dtype)
@@ -100,7 +124,7 @@ def sampled_low_rank_transform(
     coefficients: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """:func:`sampled_transform` with a low-rank kernel: sum_m c_im (Phi_i^T Psi_j + bias) u_j, j = indices[i, m].
+    """Returns sum_m c_im (Phi_i^T Psi_j + bias) u_j, j = indices[i, m], as :func:`sampled_transform` does.
 
     ``indices`` and ``coefficients`` are ``[B, n_q, M]``, the rest as in :func:`low_rank_transform`; returns
     ``[B, n_q, H, d_h]``.
@@ -122,13 +146,17 @@ def sampled_low_rank_transform(
 
 
 def _complete(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
-    """All queries see all keys: one Z per sample and head."""
-    values, mean = keys.values, keys.values.sum(1)  # [B, n, H, d_h], [B, H, d_h]
+    """Lets all queries see all keys: there is one Z per sample and head."""
     if isinstance(psi, Factor):
-        pairs = torch.einsum("bnhk,bnhc->bhkc", psi.hidden, values)
+        if not keys.is_fused:
+            values = keys.values  # [B, n, H, d_h]
+            pairs, mean = torch.einsum("bnhk,bnhc->bhkc", psi.hidden, values), values.sum(1)
+        else:
+            sums = feature_sum(FeatureSum(psi.hidden, keys.features, keys.measure, keys.operand_dtype))
+            pairs, mean = sums[:, :, :-1], sums[:, :, -1]  # [B, H, w, d_h], [B, H, d_h]
         moments = torch.einsum("bhkc,hrck->bhr", pairs, psi.weight) + torch.einsum("bhc,hrc->bhr", mean, psi.bias)
     else:
-        moments = torch.einsum("bnhrc,bnhc->bhr", psi, values)
+        moments, mean = torch.einsum("bnhrc,bnhc->bhr", psi, keys.values), keys.values.sum(1)
     last = LowRankState(moments, mean, keys.measure.sum(1))
     if state is not None:
         last = LowRankState(*(a + b for a, b in zip(state[:3], last[:3], strict=True)))
@@ -136,6 +164,9 @@ def _complete(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
     if isinstance(phi, Factor):
         matrices = torch.einsum("bhr,hrak->bhka", last.moments, phi.weight)
         constant = constant + torch.einsum("bhr,hra->bha", last.moments, phi.bias)
+        if keys.is_fused:
+            table = torch.cat([matrices, constant.unsqueeze(2)], dim=2)  # [B, H, w + 1, d_h]
+            return feature_apply(FeatureApply(phi.hidden, table, keys.operand_dtype)), last
         out = torch.einsum("bnhk,bhka->bnha", phi.hidden, matrices)
     else:
         out = torch.einsum("bnhra,bhr->bnha", phi, last.moments)
@@ -146,27 +177,36 @@ def _causal(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
     """Every query has its own Z: running sums of r numbers per head, and of u for the constant part of the kernel."""
     num_queries = (phi.hidden if isinstance(phi, Factor) else phi).shape[1]
     before = (None,) * 3 if state is None else state[:3]
-    moments = running_sum(_in_chunks(_project, psi, keys.values), before[0], keys.decays)  # [B, n, H, r]
-    prefix = moments, running_sum(keys.values, before[1]), running_sum(keys.measure, before[2])
+    values = keys.values
+    if keys.is_fused:
+        new = factor_project(FactorProject(values, *psi, keys.operand_dtype))
+    else:
+        new = _in_chunks(_project, psi, values)
+    moments = running_sum(new, before[0], keys.decays, keys.is_fused)  # [B, n, H, r]
+    given = zip((values, keys.measure), before[1:], strict=True)
+    prefix = moments, *(running_sum(*part, None, keys.is_fused) for part in given)
     moments, mean, mass = (tensor[:, -num_queries:] for tensor in prefix)
-    out = _in_chunks(_expand, phi, moments)
+    if keys.is_fused:
+        out = factor_expand(FactorExpand(moments, *phi, keys.operand_dtype))
+    else:
+        out = _in_chunks(_expand, phi, moments)
     if bias is not None:
         out = out + torch.einsum("bnhc,hac->bnha", mean, bias)
     return over_mass(out, mass[..., None, None]), LowRankState(*(t[:, -1] for t in prefix), keys.position)
 
 
 def _project(psi: Tensor, values: Tensor) -> Tensor:
-    """Psi_j[r] . u_j: [B, n, H, r, d_h], [B, n, H, d_h] -> [B, n, H, r]."""
+    """Returns Psi_j[r] . u_j: [B, n, H, r, d_h], [B, n, H, d_h] -> [B, n, H, r]."""
     return (psi @ values.unsqueeze(-1)).squeeze(-1)
 
 
 def _expand(phi: Tensor, moments: Tensor) -> Tensor:
-    """sum_r Phi_i[r] Z_i[r]: [B, n, H, r, d_h], [B, n, H, r] -> [B, n, H, d_h]."""
+    """Returns sum_r Phi_i[r] Z_i[r]: [B, n, H, r, d_h], [B, n, H, r] -> [B, n, H, d_h]."""
     return (moments.unsqueeze(-2) @ phi).squeeze(-2)
 
 
 def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
-    """``apply(factor, other)``, where a factor that is an MLP is multiplied out a few positions at a time."""
+    """Returns ``apply(factor, other)``, where a factor that is an MLP is multiplied out a few positions at a time."""
     if not isinstance(factor, Factor):
         return apply(factor, other)
 
@@ -178,12 +218,15 @@ def _in_chunks(apply, factor: Tensor | Factor, other: Tensor) -> Tensor:
     return torch.cat([recomputed(chunk, *part) for part in parts], dim=1)
 
 
-def _cast(factor: Tensor | Factor, dtype: torch.dtype) -> Tensor | Factor:
-    return Factor(*(t.to(dtype) for t in factor)) if isinstance(factor, Factor) else factor.to(dtype)
+def _cast(factor: Tensor | Factor, dtype: torch.dtype, keeps_hidden: bool = False) -> Tensor | Factor:
+    if not isinstance(factor, Factor):
+        return factor.to(dtype)
+    hidden, *others = factor
+    return Factor(hidden if keeps_hidden else hidden.to(dtype), *(tensor.to(dtype) for tensor in others))
 
 
 def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor) -> tuple[int, int]:
-    """Rank and number of queries."""
+    """Returns the rank and the number of queries."""
     batch, num_keys, num_heads, head_dim = u.shape
     shapes = {name: _factor_shape(name, factor) for name, factor in (("phi", phi), ("psi", psi))}
     num_queries, rank = shapes["phi"][1], shapes["psi"][3]
@@ -198,7 +241,7 @@ def _check_factors(u: Tensor, phi: Tensor | Factor, psi: Tensor | Factor) -> tup
 
 
 def _factor_shape(name: str, factor: Tensor | Factor) -> list[int]:
-    """[B, n, H, r, d_h] of a factor in either form."""
+    """Returns [B, n, H, r, d_h] of a factor in either form."""
     if not isinstance(factor, Factor):
         if factor.dim() != 5:
             raise ValueError(

@@ -36,7 +36,7 @@ def kmeans_anchors(positions: Tensor, measure: Tensor, count: int) -> tuple[Tens
 
 
 def cluster_measure(measure: Tensor, clusters: Tensor, count: int) -> Tensor:
-    """Total measure of each cluster: measure [B, n], clusters [B, n] -> [B, M]."""
+    """Returns the total measure of each cluster: measure [B, n], clusters [B, n] -> [B, M]."""
     return measure.new_zeros(measure.shape[0], count).scatter_add(1, clusters, measure)
 
 
@@ -73,7 +73,7 @@ def _(positions, measure, count):
 
 
 def _farthest_points(points: Tensor, real: Tensor, count: int) -> Tensor:
-    """The first real position, then always the one farthest from those before it: [B, M, s]."""
+    """Returns the first real position, then always the one farthest from those before it: [B, M, s]."""
     index = real.int().argmax(1)
     rows = torch.arange(points.shape[0], device=points.device)
     chosen, nearest = [], torch.full_like(points[..., 0], torch.inf)
@@ -86,5 +86,5 @@ def _farthest_points(points: Tensor, real: Tensor, count: int) -> Tensor:
 
 
 def _nearest(points: Tensor, centres: Tensor) -> Tensor:
-    """Index of the nearest centre, [B, n, s] and [B, M, s] -> [B, n]; O(n M) memory."""
+    """Returns the index of the nearest centre, [B, n, s] and [B, M, s] -> [B, n]; O(n M) memory."""
     return torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
+from ..backends import Backend
 from ..measure import over_mass, uniform_measure, visible_sum
-from ..per_head import per_head
+from ..per_head import by_head
 from ..positions import Coordinates
 from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
 from ..weights import KernelWeights
 from .sampled import SampledPairs
 
 
-@per_head
 def monte_carlo_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -23,8 +23,9 @@ def monte_carlo_transform(
     is_causal: bool = False,
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
-    r"""Importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
+    r"""Returns the importance-weighted Monte Carlo estimate of :func:`integral_transform` (Eq. is_estimator_clean).
 
         out_i = 1/M sum_m omega_j / p_ij K_ij u_j,     j = indices[i, m] ~ p_i
 
@@ -38,7 +39,12 @@ def monte_carlo_transform(
         probabilities: p_ij of each drawn key, positive, ``[B, n_q, M]``.
         is_causal: omega is normalised over the keys j <= i + n_k - n_q that query i sees; a hidden key that was drawn
             contributes nothing.
+        backend: as in :func:`sampled_transform`.
     """
+    if weights.has_own_hidden:
+        settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
+        parts = by_head(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
     check_indices(indices, batch, num_queries, num_keys)
@@ -59,4 +65,4 @@ def monte_carlo_transform(
         visible = indices <= last[:, None]
         drawn = over_mass(drawn * visible, visible_sum(measure, num_queries).unsqueeze(-1))
     coefficients = drawn / (indices.shape[2] * probabilities)
-    return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
+    return SampledPairs(queries, u, x, y, weights, backend).transform(indices, coefficients)

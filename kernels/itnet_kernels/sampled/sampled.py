@@ -12,24 +12,23 @@ which costs n M w d_h multiply-adds per head and product. Queries are processed 
 again, so that memory beyond inputs and output does not grow with n.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from ..backends import Backend, matmul_dtype, resolve_backend
 from ..first_layer import PositionWeights, position_row, position_term
-from ..per_head import join_norms, per_head
+from ..per_head import by_head
 from ..positions import Coordinates
 from ..transforms import recomputed
 from ..validation import check_indices, check_operands, check_per_pair
 from ..weights import KernelWeights, split_input_weights
+from .list_sum import ListInputs, list_sum
 
 # Elements of one [samples, queries, heads, w, M] tile of pre-activations: 16 MB in float32.
 _TILE_ELEMENTS = 2**22
 
 
-@per_head
 def sampled_transform(
     u: Tensor,
     positions: Tensor | Coordinates,
@@ -39,6 +38,7 @@ def sampled_transform(
     coefficients: Tensor,
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     r"""Each query integrates over its own list of keys, with weights of its own:
 
@@ -51,16 +51,20 @@ def sampled_transform(
         u, positions, weights, queries, query_positions: as in :func:`integral_transform`.
         indices: keys of each query, ``[B, n_q, M]``, in [0, n). The same key may come twice.
         coefficients: c_im ``[B, n_q, M]``, of either sign; 0 for an entry that does not count.
+        backend: as in :func:`integral_transform`; "reference" is "tiled" here.
     """
+    if weights.has_own_hidden:
+        settings = {"indices": indices, "coefficients": coefficients}
+        parts = by_head(sampled_transform, u, positions, weights, queries, query_positions, **settings)
+        return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
     check_per_pair("coefficients", coefficients, indices)
     if indices.shape[2] == 0:
         return torch.zeros_like(queries)
-    return SampledPairs(queries, u, x, y, weights).transform(indices, coefficients)
+    return SampledPairs(queries, u, x, y, weights, backend).transform(indices, coefficients)
 
 
-@partial(per_head, join=join_norms)
 @torch.no_grad()
 def integrand_norms(
     u: Tensor,
@@ -71,11 +75,14 @@ def integrand_norms(
     queries: Tensor | None = None,
     query_positions: Tensor | Coordinates | None = None,
 ) -> Tensor:
-    """|K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
+    """Returns |K_ij u_j| over all heads, which the optimal proposal of Eq. app_optimal_proposal is proportional to.
 
     Arguments as in :func:`sampled_transform`; returns ``[B, n_q, M]``. A norm needs every K_ij u_j by itself, hence
     d_h times the work per pair of the reassociated sum: ask for few queries.
     """
+    if weights.has_own_hidden:
+        parts = by_head(integrand_norms, u, positions, weights, queries, query_positions, indices=indices)
+        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
     return SampledPairs(queries, u, x, y, weights).norms(indices)
@@ -84,7 +91,12 @@ def integrand_norms(
 class SampledPairs:
     """The operands of one call, in the dtype that they are multiplied in. b samples, t queries of a tile."""
 
-    def __init__(self, queries: Tensor, keys: Tensor, x: Coordinates, y: Coordinates, weights: KernelWeights):
+    def __init__(
+        self, queries: Tensor, keys: Tensor, x: Coordinates, y: Coordinates, weights: KernelWeights,
+        backend: str = "tiled",
+    ):  # fmt: skip
+        self.backend, self.given = resolve_backend(backend, keys, weights), (queries, keys)
+        self.operand_dtype = matmul_dtype(queries)
         self.out_dtype, dtype = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
         self.queries, self.keys = queries.to(dtype), keys.to(dtype)
         self.weights = weights.to(dtype)
@@ -95,8 +107,37 @@ class SampledPairs:
 
     def transform(self, indices: Tensor, coefficients: Tensor) -> Tensor:
         coefficients = coefficients.to(self.queries.dtype)
+        if self.backend == "triton":
+            with torch.autocast(self.queries.device.type, enabled=False):
+                inputs = self.list_inputs()._replace(indices=indices, coefficients=coefficients)
+                return list_sum(inputs).to(self.out_dtype)
         out = self._by_tiles(self._transform_tile, self.weights.w1.shape[0], indices, coefficients)
         return out.to(self.out_dtype)
+
+    def list_inputs(self) -> ListInputs:
+        """The arguments of ``itnet::list_sum``, but for the lists. Features keep the dtype that they came in."""
+        columns, weights = self.columns, self.weights
+        queries, keys = self.given
+        return ListInputs(
+            queries=queries,
+            keys=keys,
+            row=self._row(self.queries, self.features[0]).expand(*queries.shape[:3], -1),
+            coefficients=None,
+            query_positions=self.positions[0],
+            key_positions=self.positions[1],
+            query_features=self.features[0],
+            key_features=self.features[1],
+            w_y=columns["y"],
+            w_relative=columns["x-y"],
+            w_distance=columns["distance"],
+            w_key=columns["u_y"],
+            w_product=columns["u_x*u_y"],
+            w2=weights.output_weight(self.head_dim).expand(self.num_heads, -1, -1),
+            b2=weights.output_bias(self.head_dim).expand(self.num_heads, -1, -1),
+            indices=None,
+            has_frequencies=len(weights.fourier) > 0,
+            operand_dtype=self.operand_dtype,
+        )
 
     def norms(self, indices: Tensor) -> Tensor:
         return self._by_tiles(self._norms_tile, self.head_dim**2, indices)
@@ -141,13 +182,15 @@ class SampledPairs:
         values = matrices.unflatten(-1, (self.head_dim, -1)) @ keys.unsqueeze(-1)  # [b, t, H, M, d_h, 1]
         return torch.linalg.vector_norm(values, dim=(2, 4, 5))
 
+    def _row(self, queries: Tensor, gamma_x: Tensor) -> Tensor:
+        """q_i[k]: [b, t, H, w], with sizes of 1 where it is the same."""
+        row = position_row(self.weights.b1, self.columns["x"], gamma_x)
+        return row if self.columns["u_x"] is None else row + queries @ self.columns["u_x"].T
+
     def _hidden(self, queries, x, gamma_x, indices, keys, y, gamma_y) -> Tensor:
-        """Last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
+        """Returns the last hidden layer of the kernel MLP for every drawn pair: [b, t, H, w, M]."""
         columns, weights = self.columns, self.weights
-        row = position_row(weights.b1, columns["x"], gamma_x)
-        if columns["u_x"] is not None:
-            row = row + queries @ columns["u_x"].T
-        pre = row.unsqueeze(-1)
+        pre = self._row(queries, gamma_x).unsqueeze(-1)
         y, gamma_y = take_keys(y, indices), take_keys(gamma_y, indices)  # [b, t, M, s], [b, t, M, F]
         position_weights = PositionWeights(columns["y"], columns["x-y"], columns["distance"])
         bias = position_term(x, y, gamma_x, gamma_y, position_weights, len(weights.fourier) > 0)
@@ -169,7 +212,7 @@ class SampledPairs:
 
 
 def take_keys(tensor: Tensor, indices: Tensor) -> Tensor:
-    """Rows of [b or 1, n, ...] at indices [b, t, M]: [b, t, M, ...]."""
+    """Returns the rows of [b or 1, n, ...] at indices [b, t, M]: [b, t, M, ...]."""
     if tensor.shape[0] > 1:
         offsets = torch.arange(0, tensor.shape[0] * tensor.shape[1], tensor.shape[1], device=indices.device)
         indices = indices + offsets[:, None, None]

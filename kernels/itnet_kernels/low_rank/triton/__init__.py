@@ -1,0 +1,1 @@
+"""Sums with kernels of low rank in fused GPU kernels."""

@@ -1,0 +1,1 @@
+"""The sum over listed keys in fused GPU kernels."""
