@@ -1,8 +1,8 @@
 """Makes reStructuredText of docstrings in Transformers' dialect of Markdown, before napoleon reads their sections.
 
 Both dialects of the project pass: one backtick and two are code, [`Name`] is a link, a paragraph that is indented by
-four or more is a formula, a fence holds Python, `> Title` parts the arguments of a configuration, and <Tip> is a note
-that every model has.
+four or more is a formula, a fence holds Python, "Title:" over indented names begins a group of arguments, and <Tip> is
+a note that every model has.
 """
 
 import re
@@ -11,7 +11,7 @@ import textwrap
 SECTION = re.compile(r"^\s*(Args|Parameters|Returns|Yields|Raises|Example|Examples|Attributes|Note):\s*$")
 TIP = re.compile(r"<Tip.*?</Tip>", re.DOTALL)
 FENCE = re.compile(r"^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-GROUP = re.compile(r"^ *> (.+)$")
+GROUP = re.compile(r"^([A-Z][^:]*):\n +\w+: ")
 #: What stays as it is or becomes code or a link; whatever stands between two of these is plain text.
 INLINE = re.compile(
     r"``[^`]+``|:[\w:]+:`[^`]+`|\[`(?P<link>[^`]+)`\]|\[(?P<title>[^\]`]+)\]\((?P<url>https?://[^)\s]+)\)"
@@ -80,12 +80,12 @@ def to_rst(lines: list[str]) -> list[str]:
 def text_to_rst(lines: list[str]) -> list[str]:
     out: list[str] = []
     for is_formula, text in paragraphs(lines):
-        group = GROUP.match(text[0])
+        group = None if SECTION.match(text[0]) else GROUP.match("\n".join(text))
         if is_formula:
             margin = " " * (indent_of(text[0]) - 4)
             out += [f"{margin}::", "", *text]
         elif group:
-            out += [f"**{group[1]}**", "", "Args:"]
+            out += [f"**{group[1]}**", "", "Args:", *inline("\n".join(text[1:])).split("\n")]
         else:
             out += inline("\n".join(text)).split("\n")
     return out

@@ -3,7 +3,7 @@ Your own point clouds
 =====================
 
 A cloud is an array ``[n, 3]``; clouds of a batch may differ in size. This guide tells four shapes apart that are drawn
-at random, each turned, stretched and sampled anew.
+at random, each stretched and sampled anew.
 """
 
 # %%

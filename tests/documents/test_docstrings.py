@@ -25,7 +25,7 @@ def to_rst(monkeypatch):
         ("`code`s", r"``code``\ s"),
         ("a\n`split\ncode` b", "a\n``split\ncode`` b"),
         ("so\n\n    y = |x| * 2\n\nand", "so\n\n::\n\n    y = |x| * 2\n\nand"),
-        ("Args:\n    x: a\n\n    > Kernel\n\n    y: b", "Args:\n    x: a\n\n**Kernel**\n\nArgs:\n\n    y: b"),
+        ("Args:\n    x: a\n\nKernel:\n    y: `b`", "Args:\n    x: a\n\n**Kernel**\n\nArgs:\n    y: ``b``"),
         ("a <Tip>\n\nb\n\n</Tip> c", "a  c"),
         ("Example:\n\n```python\nx = [a * b]\n```", "Example:\n\n\n.. code-block:: python\n\n    x = [a * b]\n"),
     ],
