@@ -21,13 +21,18 @@ _SCHEMA_TYPES |= {bool: "bool", torch.dtype: "ScalarType", str: "str"}
 _ARGUMENTS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in PairInputs.__annotations__.items())
 
 
-def _evaluator(backend: str) -> type:
-    """The class that evaluates the sum: made of :class:`PairInputs`, with ``forward()`` and ``backward(...)``."""
-    if backend == "triton":
-        from .triton.pairs import TritonPairs  # imports triton, which may not be installed
+def _evaluator(inputs: PairInputs, is_backward: bool = False) -> PairTiles:
+    """What evaluates the sum: an object with ``forward()`` and ``backward(...)``."""
+    if inputs.backend != "triton":
+        return PairTiles(inputs)
+    from .triton.device import has_fused_backward  # imports triton, which may not be installed
+    from .triton.pairs import TritonPairs
 
-        return TritonPairs
-    return PairTiles
+    if is_backward and not has_fused_backward(inputs.keys.shape[-1], inputs.operand_dtype, inputs.keys.device):
+        from .triton.chunked_backward import ChunkedBackward
+
+        return ChunkedBackward(inputs)
+    return TritonPairs(inputs)
 
 
 def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
@@ -47,7 +52,7 @@ def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: boo
 def pair_sum(*arguments):
     """The sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``. Takes the fields of :class:`PairInputs`."""
     inputs = PairInputs(*arguments)
-    return _evaluator(inputs.backend)(inputs).forward().contiguous()
+    return _evaluator(inputs).forward().contiguous()
 
 
 @pair_sum.register_fake
@@ -65,7 +70,7 @@ def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
     """Gradients of the arguments that :func:`_with_gradient` names, in that order."""
     inputs = PairInputs(*arguments)
     names = _with_gradient(inputs, needs_measure, needs_positions)
-    grads = _evaluator(inputs.backend)(inputs).backward(grad_out, names)
+    grads = _evaluator(inputs, is_backward=True).backward(grad_out, names)
     return [grads[name].contiguous() for name in names]
 
 
