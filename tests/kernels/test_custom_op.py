@@ -1,6 +1,8 @@
 """``itnet::pair_sum`` as PyTorch's compilers, autocast and checkpointing see it. The triton backend's opcheck is in
 interpreter_cases.py."""
 
+import importlib
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -127,6 +129,7 @@ def test_repeats_bit_by_bit(problem):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_flops_are_counted(problem, is_causal):
     """4 w d_h for each visible pair and head, and W2; a backward counts three times as much."""
+    importlib.import_module("itnet_kernels.exact.flops")
     problem_ = problem(n=7, batch=2, heads=2, head_dim=4, width=6, is_causal=is_causal)
     pairs = 2 * (7 * 8 // 2 if is_causal else 7 * 7)
     expected = 2 * (4 * pairs * 6 * 4 + 2 * 2 * 7 * 6 * 4 * 4)

@@ -7,11 +7,8 @@ data-dependent choices and its Triton launches stay inside. It saves its inputs 
 a (position, k, c) index outlives a call.
 """
 
-import math
-
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from ..transforms import is_batched, is_transformed, operator_namespace
 from .pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
@@ -117,27 +114,3 @@ def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> 
 
 
 pair_sum.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _flops(inputs: PairInputs) -> int:
-    """FLOPs of the sum from the shapes of its arguments: two products per pair, hidden layer and head, and W2.
-
-    The position term, which heads share, is left out, as are sums and GELU. Of a causal sum only visible pairs count.
-    """
-    (batch, num_queries, num_heads, head_dim), num_keys, width = inputs.queries, inputs.keys[1], inputs.row[-1]
-    pairs = batch * num_queries * num_keys
-    if inputs.is_causal:
-        pairs -= batch * num_queries * (num_queries - 1) // 2
-    if inputs.block_pairs:
-        pairs = sum(batch // shape[0] * math.prod(shape) for shape in inputs.block_pairs)
-    middle = 0 if inputs.w_mid is None else 2 * pairs * width * width
-    return num_heads * (4 * pairs * width * head_dim + middle + 2 * batch * num_queries * width * head_dim**2)
-
-
-# A backward is three times its forward: six products per pair, and two with W2 where a third of two would do.
-register_flop_formula(getattr(torch.ops, _NAMESPACE).pair_sum)(
-    lambda *shapes, out_shape=None, **_: _flops(PairInputs(*shapes))
-)
-register_flop_formula(getattr(torch.ops, _NAMESPACE).pair_sum_backward)(
-    lambda *shapes, out_shape=None, **_: 3 * _flops(PairInputs(*shapes[3:]))
-)
