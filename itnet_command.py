@@ -42,6 +42,7 @@ COMMANDS = {
         "Measure the paper's theorems: convolution, attention and recurrence as integral operators.",
     ),
     "bench": ("reports", "Time one layer, forward and backward, beside an attention layer of the same width."),
+    "tune": ("tune", "Time the tiles of the GPU kernels on this machine's GPU and keep the fastest."),
     "cards": ("checkpoints", "Write the model cards of all presets."),
 }
 

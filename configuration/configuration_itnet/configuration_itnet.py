@@ -97,7 +97,8 @@ class ITNetConfig(PreTrainedConfig):
             `max_position_embeddings`. A model owns the parameters of its modes only.
         approximate_mode: What `"auto"` uses above `exact_max_positions`. `None` is Monte Carlo integration without
             parameters of its own: samples follow the measure in training, and anchors are used at evaluation.
-        exact_max_positions: Most real positions that `"auto"` integrates exactly.
+        exact_max_positions: Most real positions that `"auto"` integrates exactly. `None` is 512 on a CPU and for
+            causal models, and 8192 on a GPU.
         near_size: Positions in the window of `"near_far"`, in text and on grids: an odd number in text, in the past
             alone for a causal model; the square of an odd number on images.
         near_radius: Radius of the neighbourhood of `"near_far"` where positions lie anywhere, in units of the
@@ -226,7 +227,7 @@ class ITNetConfig(PreTrainedConfig):
 
     integration_mode: Literal["exact", "near_far", "low_rank", "monte_carlo", "auto"] = "auto"
     approximate_mode: Literal["near_far", "low_rank", "monte_carlo"] | None = None
-    exact_max_positions: int = 512
+    exact_max_positions: int | None = None
     near_size: int = 49
     near_radius: float | int | None = None
     num_samples: int = 128

@@ -197,13 +197,18 @@ def _window_transform(
     return window_sum(heads, *terms, values, table, columns["u_x*u_y"], w2, b2).to(u.dtype)
 
 
-def _evaluator(backend: str) -> type:
-    """Returns the class that evaluates the sum of :class:`PairInputs`, by ``forward()`` and ``backward(...)``."""
-    if backend == "triton":
-        from .exact.triton.pairs import TritonPairs  # imports triton, which may not be installed
+def _evaluator(inputs: PairInputs, is_backward: bool = False) -> PairTiles:
+    """Returns what evaluates the sum: an object with ``forward()`` and ``backward(...)``."""
+    if inputs.backend != "triton":
+        return PairTiles(inputs)
+    from .exact.triton.device import has_fused_backward  # imports triton, which may not be installed
+    from .exact.triton.pairs import TritonPairs
 
-        return TritonPairs
-    return PairTiles
+    if is_backward and not has_fused_backward(inputs.keys.shape[-1], inputs.operand_dtype, inputs.keys.device):
+        from .exact.triton.chunked_backward import ChunkedBackward
+
+        return ChunkedBackward(inputs)
+    return TritonPairs(inputs)
 
 
 def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
@@ -223,7 +228,7 @@ def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: boo
 def pair_sum(*arguments):
     """Returns the sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``, of the fields of :class:`PairInputs`."""
     inputs = PairInputs(*arguments)
-    return _evaluator(inputs.backend)(inputs).forward().contiguous()
+    return _evaluator(inputs).forward().contiguous()
 
 
 @pair_sum.register_fake
@@ -241,7 +246,7 @@ def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
     """Returns the gradients of the arguments that :func:`_with_gradient` names, in that order."""
     inputs = PairInputs(*arguments)
     names = _with_gradient(inputs, needs_measure, needs_positions)
-    grads = _evaluator(inputs.backend)(inputs).backward(grad_out, names)
+    grads = _evaluator(inputs, is_backward=True).backward(grad_out, names)
     return [grads[name].contiguous() for name in names]
 
 

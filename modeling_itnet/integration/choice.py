@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
+from itnet_kernels.backends import TRITON_DEVICES
 from itnet_kernels.transforms import is_batched
 
 logger = logging.get_logger(__name__)
@@ -33,7 +34,22 @@ def requested_mode(config: ITNetConfig) -> str:
     return config.integration_mode if torch.compiler.is_compiling() else _MODE.get() or config.integration_mode
 
 
-def integration_mode(config: ITNetConfig, count: int) -> str:
+#: Most positions that "auto" integrates exactly where ``exact_max_positions`` is None: on a CPU, and on a GPU, whose
+#: exact kernels are predicted to be as fast as Monte Carlo integration up to about this length (docs/kernels.md).
+EXACT_ON_CPU, EXACT_ON_GPU = 512, 8192
+
+
+def exact_limit(config: ITNetConfig, device_type: str = "cpu") -> int:
+    """Returns the most real positions that "auto" integrates exactly, on such a device.
+
+    A causal model has one limit everywhere: its cache, its steps and its training must integrate in the same way.
+    """
+    if config.exact_max_positions is not None:
+        return config.exact_max_positions
+    return EXACT_ON_GPU if device_type in TRITON_DEVICES and not config.is_causal else EXACT_ON_CPU
+
+
+def integration_mode(config: ITNetConfig, count: int, device_type: str = "cpu") -> str:
     """Returns "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
 
     The way in which a position of a causal model is integrated must not change with what comes later: there "auto"
@@ -43,12 +59,13 @@ def integration_mode(config: ITNetConfig, count: int) -> str:
     if mode != "auto":
         return mode
     count = config.max_position_embeddings if config.is_causal else count
-    if count <= config.exact_max_positions:
+    limit = exact_limit(config, device_type)
+    if count <= limit:
         return "exact"
     mode = config.integration_modes[1]
     if not torch.compiler.is_compiling():
         logger.warning_once(
-            f'`integration_mode` ("auto") uses "{mode}" above `exact_max_positions` ({config.exact_max_positions}); '
+            f'`integration_mode` ("auto") uses "{mode}" above `exact_max_positions` ({limit}); '
             'set `integration_mode="exact"` for exact integration at every length'
         )
     return mode
@@ -61,18 +78,18 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> l
     the other samples of a batch change a result. Where values cannot be looked at, as in a compiled graph, "auto"
     needs a batch that leaves no choice: ``n`` up to ``exact_max_positions``, or no padding.
     """
-    length = measure.shape[1]
-    longest = integration_mode(config, length)
-    if not is_padded or longest == integration_mode(config, 0):
+    length, device_type = measure.shape[1], measure.device.type
+    longest, limit = integration_mode(config, length, device_type), exact_limit(config, device_type)
+    if not is_padded or longest == integration_mode(config, 0, device_type):
         return [(longest, None)]
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_batched(measure):
         raise ValueError(
             f"`integration_mode` ('auto') chooses for every sample by its number of real positions, which a compiled "
             f"or exported graph and vmap cannot look at: {length} positions with padding are above "
-            f"`exact_max_positions` ({config.exact_max_positions}). Name a mode: "
+            f"`exact_max_positions` ({limit}). Name a mode: "
             f"`config.integration_mode = 'exact'` or {longest!r}"
         )
-    is_long = (measure > 0).sum(1) > config.exact_max_positions
+    is_long = (measure > 0).sum(1) > limit
     if is_long.all() or not is_long.any():
         return [(longest if is_long.any() else "exact", None)]
     return [("exact", (~is_long).nonzero().flatten()), (longest, is_long.nonzero().flatten())]

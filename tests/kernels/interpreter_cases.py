@@ -108,10 +108,16 @@ def test_no_measure(problem, is_causal):
         assert (actual - expected).norm() <= 1e-5 * expected.norm()
 
 
+def bounded(monkeypatch, size: int) -> None:
+    """Workspaces of at most ``size`` bytes in both backwards."""
+    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", size)
+    monkeypatch.setattr("itnet_kernels.exact.triton.chunked_backward.CHUNK_BYTES", size)
+
+
 def test_many_chunks(problem, same, monkeypatch):
     """Workspaces for 16 queries of one sample at a time."""
     problem_ = problem(n=17, batch=2, heads=1, head_dim=16, width=32, is_causal=True)
-    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", 1)
+    bounded(monkeypatch, 1)
     actual = problem_.to(torch.float32).run_backward("triton")
     same(actual, problem_.run_backward("reference"), 1e-5)
 
@@ -150,7 +156,7 @@ def test_ragged_float32(problem, same, name):
 @pytest.mark.parametrize("name", ["text-causal", "keys-per-sample"])
 def test_ragged_chunks(problem, same, monkeypatch, name, workspace):
     """Chunks of two samples; those of the bias two and those of the kernels one; of 16 queries of one sample."""
-    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", workspace)
+    bounded(monkeypatch, workspace)
     problem_ = ragged(problem, name)
     actual = problem_.to(torch.float32).run_backward("triton")
     same(actual, problem_.run_backward("reference"), 1e-5)
@@ -165,14 +171,15 @@ def test_frozen_positions_and_measure(problem, same):
 def test_few_products_for_w2(problem, same, monkeypatch):
     """Four chunks of 16 queries add to dW2 at once."""
     problem_ = problem(n=64, batch=1, heads=1, head_dim=16, width=32)
-    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.WORKSPACE_BYTES", 2**19)
+    monkeypatch.setenv("ITNET_FUSED_BACKWARD", "0")
+    bounded(monkeypatch, 2**19)
     shapes = []
 
     def record(left, right):
         shapes.append(tuple(left.shape))
         return left @ right
 
-    monkeypatch.setattr("itnet_kernels.exact.triton.pairs.float32_product", record)
+    monkeypatch.setattr("itnet_kernels.exact.triton.chunked_backward.float32_product", record)
     actual = problem_.to(torch.float32).run_backward("triton")
     assert [shape for shape in shapes if shape[1] == 32 * 16] == [(1, 32 * 16, 64)]
     same(actual, problem_.run_backward("reference"), 1e-5)
@@ -240,7 +247,8 @@ def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     for problem_ in (both, alone):
         pairs = TritonPairs(pair_sum_arguments(problem_, "triton")._replace(operand_dtype=torch.float16))
         tile = pairs.bias.tile(slice(0, len(problem_.u)), slice(0, 17))
-        moments.append(pairs._moments((slice(None), slice(0, 1), slice(0, 17)), tile[:1]))
+        pairs.bias_blocks = tile.shape[1]
+        moments.append(pairs._moments(slice(0, 1), slice(0, 17), tile[:1]))
     assert moments[0].any()
     assert torch.equal(*moments)
 
@@ -266,6 +274,29 @@ def test_raw_coordinates_in_float16(problem, same, where, is_causal):
     same({name: actual[name] for name in expected}, expected, 8 * limits.eps)
 
 
+def from_fragments(tile: Tensor) -> Tensor:
+    """[b, blocks, w, n / 64, 1024] -> [b, 16 blocks, w, n], by the order that fragments.py states."""
+    bits = tile.unflatten(-1, (2, 2, 8, 4, 4, 2))  # p3, j5, p2-0, j21, j43, j0
+    bits = bits.permute(0, 1, 4, 6, 2, 3, 5, 8, 7, 9)  # sample, block, p3, p2-0, unit, keys, j5, j43, j21, j0
+    return bits.flatten(5, 9).flatten(1, 3)
+
+
+@torch.no_grad()
+def test_fragments_hold_the_rows(problem, pair_sum_arguments):
+    """Both orders of the bias hold the same numbers, whatever their parts."""
+    for settings in (
+        {},
+        {"is_causal": True},
+        {"frequencies": 0},
+        {"inputs": ("distance", "u_y")},
+        {"per_sample": True},
+    ):
+        problem_ = problem(n=19, heads=1, head_dim=16, width=32, **settings).to(torch.float32)
+        bias = TritonPairs(pair_sum_arguments(problem_, "triton")).bias
+        where = slice(0, 2), slice(0, 19)
+        torch.testing.assert_close(from_fragments(bias.tile(*where))[:, :19], bias.rows(*where), rtol=1e-5, atol=1e-5)
+
+
 @torch.no_grad()
 def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     """bfloat16 operands reach far beyond 65504, the float16 bias beside them gets there by its range."""
@@ -280,7 +311,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
         columns["distance"] * distances.unsqueeze(1) + columns["y"] @ gamma.T + (angles @ columns["x-y"].T).mT
     )  # [n, w, n]
     pairs = TritonPairs(arguments._replace(operand_dtype=torch.bfloat16))
-    tile = pairs.bias.tile(slice(0, 1), slice(0, 15))[0, ..., :15]
+    tile = from_fragments(pairs.bias.tile(slice(0, 1), slice(0, 15)))[0, :15, :, :15]
     assert tile.dtype == torch.float16
     assert expected.abs().max() > 4 * torch.finfo(torch.float16).max
     error = (2 * pairs.ranges * tile.double() - expected).abs().max()

@@ -1,9 +1,12 @@
 """``itnet::pair_sum`` as PyTorch's compilers, autocast and checkpointing see it. The triton backend's opcheck is in
 interpreter_cases.py."""
 
+import importlib
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
 from itnet_kernels.exact.pair_inputs import POSITIONS
@@ -121,3 +124,17 @@ def test_repeats_bit_by_bit(problem):
     problem_ = problem(n=33, batch=2, head_dim=8, width=16, inputs=KERNEL_INPUTS).to(torch.float32)
     first, second = problem_.run_backward("tiled"), problem_.run_backward("tiled")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_flops_are_counted(problem, is_causal):
+    """4 w d_h for each visible pair and head, and W2; a backward counts three times as much."""
+    importlib.import_module("itnet_kernels.exact.flops")
+    problem_ = problem(n=7, batch=2, heads=2, head_dim=4, width=6, is_causal=is_causal)
+    pairs = 2 * (7 * 8 // 2 if is_causal else 7 * 7)
+    expected = 2 * (4 * pairs * 6 * 4 + 2 * 2 * 7 * 6 * 4 * 4)
+    with FlopCounterMode(display=False) as counter:
+        problem_.run_backward("tiled")
+    counts = {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
+    assert counts["itnet.pair_sum"] == expected
+    assert counts["itnet.pair_sum_backward"] == 3 * expected

@@ -1,7 +1,7 @@
 """What the compiler makes of the tile configurations, without a GPU. A change that spills fails here."""
 
 import functools
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -13,10 +13,9 @@ import pytest
 pytest.importorskip("triton", reason="the triton package is not installed")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks" / "inspect_kernels.py"
-spec = importlib.util.spec_from_file_location("inspect_kernels", SCRIPT)
-inspection = sys.modules["inspect_kernels"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(inspection)
-
+sys.path.insert(0, str(SCRIPT.parent))
+gpu_model, inspect_kernels, inspection = map(importlib.import_module, ("gpu_model", "inspect_kernels", "sass"))
+sys.path.remove(str(SCRIPT.parent))
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
@@ -31,20 +30,22 @@ def inspect_default(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype:
     return inspection.inspect_kernel(kernel, config, arch, head_dim, dtype=dtype, **options)
 
 
+HOPPER_KERNELS = inspection.kernels_on("sm_90")
+
+
 @pytest.mark.parametrize("arch", DEVICES)
-@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
-def test_every_configuration(kernel, arch):
+def test_every_configuration(arch):
     """d_h = 64, w = 128: no spills in the loop, nothing computed twice, no product serialised."""
-    for config in inspection.shipped_configs(kernel, arch):
-        report = inspection.inspect_kernel(kernel, config, arch)
-        assert report.faults() == [], config
-        if arch != "gfx942":
-            assert report.mufu_per_element == 1.0
-            assert report.tensor_instructions
+    for kernel in inspection.kernels_on(arch):
+        for config in inspection.shipped_configs(kernel, arch):
+            report = inspection.inspect_kernel(kernel, config, arch)
+            assert report.faults() == [], (kernel, config)
+            if arch != "gfx942":
+                assert report.tensor_instructions
 
 
 @pytest.mark.parametrize("arch", DEVICES[:3])
-@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
 def test_float32(kernel, arch):
     report = inspect_default(kernel, arch, dtype="fp32")
     assert report.faults() == []
@@ -54,41 +55,59 @@ def test_float32(kernel, arch):
 @pytest.mark.parametrize(
     ("arch", "head_dim", "width"), [("sm_90", 16, 32), ("sm_80", 32, 256), ("sm_80", 128, 64), ("sm_90", 128, 128)]
 )
-@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
-def test_other_sizes(kernel, arch, head_dim, width):
-    assert inspect_default(kernel, arch, head_dim, width=width).faults() == []
+def test_other_sizes(arch, head_dim, width):
+    for kernel in inspection.kernels_on(arch, head_dim):
+        assert inspect_default(kernel, arch, head_dim, width=width).faults() == [], kernel
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
+@pytest.mark.parametrize("kernel", HOPPER_KERNELS)
 def test_defaults_on_hopper(kernel, variant):
-    """wgmma for every product; stack outside the loop only; figures of docs/kernels.md."""
+    """wgmma for the products over pairs; the bias goes straight to registers."""
     report = inspect_default(kernel, **VARIANTS[variant])
     assert report.faults() == []
-    assert report.stack_bytes <= 64
-    assert report.tensor_instructions.keys() == {"HGMMA"}
-    assert report.wgmma_flop_share == report.flop_share == 1.0
+    assert "HGMMA" in report.tensor_instructions
+    assert report.wgmma_flop_share == 1.0
     assert report.programs_per_sm >= (2 if kernel == "forward" else 1)
     # A wait for each product would undo the pipelining of its instructions.
     assert report.tensor_waits <= 6
-    assert report.utilisation_none >= 0.4
-    assert report.utilisation_perfect >= 0.7
 
 
-def test_backward_costs_at_most_three_and_a_half_forwards():
-    """In tensor-core FLOPs per pair as compiled; the GEMMs with W2 are two against one."""
-    forward, backward = (inspect_default(kernel) for kernel in ("forward", "backward"))
-    flops = {r.kernel: r.flop_share * inspection.PRODUCTS[r.kernel] for r in (forward, backward)}
-    assert flops["backward"] <= 3.5 * flops["forward"]
-    for shape in inspection.PAPER_SHAPES:
-        row = inspection.predict(shape, {"forward": forward, "backward": backward})
-        assert row["backward_gflop"] <= 3.5 * row["forward_gflop"]
+def test_the_forward_moves_few_bytes():
+    """A tile of 128 x 64: U once, the bias once; 84 KB through shared memory and L1, 25 KB through L2."""
+    report, elements = inspect_default("forward"), 128 * 64
+    assert report.shared_bytes_per_element * elements <= 88 * 1024
+    assert report.global_bytes_per_element * elements <= 26 * 1024
 
 
-@pytest.mark.parametrize("kernel", inspection.PRODUCTS)
+def test_the_fused_backward_stores_no_pairs():
+    """At most 4 bytes per element in its loop: U, the bias, and what it adds to the keys' gradient."""
+    assert inspect_default("fused_backward").global_bytes_per_element <= 4
+
+
+def test_predictions():
+    """The slowest limit names them; the goals for n = 512, d = 768 on an H200 are in docs/kernels.md."""
+    rows = {(row["GPU"], row["model"], row["n"]): row for row in inspect_kernels.roofline(["H200"])}
+    row = rows["H200", "B", 512]
+    assert row["util forward"] >= 0.55
+    assert {row["forward limit"], row["backward limit"]} <= set(gpu_model.LIMITS)
+    assert rows["H200", "L", 1024]["forward ms"] > row["forward ms"] > rows["H200", "S", 196]["forward ms"]
+
+
+def test_a_prediction_is_its_slowest_limit():
+    device = gpu_model.DEVICES[0]
+    clocks = device.processors * device.ghz * 1e9
+    work = gpu_model.Work(flops=1e9, elements=1e9, slots=64, shared=1, l2=1e6, hbm=1e6)
+    found = gpu_model.predict({"one": work, "two": work}, device, useful_flops=2e9)
+    assert found.limit == "issue"
+    assert found.seconds == pytest.approx(2 * 1e9 * 64 / device.lanes / clocks)
+    assert gpu_model.predict({"one": work}, device, 1e9, launches=10**6).limit == "launch"
+
+
+@pytest.mark.parametrize("kernel", ["forward", "fused_backward"])
 def test_without_bias(kernel):
     (config, *_) = inspection.shipped_configs(kernel)
-    assert inspection.inspect_kernel(kernel, config, needs_measure=True, has_bias=False).faults() == []
+    assert inspection.inspect_kernel(kernel, config, needs_measure=False, has_bias=False).faults() == []
 
 
 def test_faults_are_found():
@@ -119,13 +138,13 @@ def test_the_loop_ends_before_the_kernel():
             /*0060*/  @P0 BRA `(.L_x_2) ;
             /*0070*/  BRA `(.L_x_0) ;
     """
-    assert inspection.key_loop(listing) == ["HMMA.16816.F32", "MUFU.TANH", "BRA"]
+    assert [line.split()[0] for line in inspection.key_loop(listing)] == ["HMMA.16816.F32", "MUFU.TANH", "BRA"]
 
 
-@pytest.mark.parametrize(("dtype", "predictions"), [("bf16", len(inspection.PAPER_SHAPES)), ("fp32", 0)])
-def test_command_line(subprocess_environment, dtype, predictions):
+@pytest.mark.parametrize(
+    ("dtype", "backward"), [("bf16", {"fused_backward", "position_gradient"}), ("fp32", {"backward"})]
+)
+def test_command_line(subprocess_environment, dtype, backward):
     command = [sys.executable, str(SCRIPT), "--arch", "sm_90", "--dtype", dtype, "--json", "--check"]
     result = subprocess.run(command, env=subprocess_environment, capture_output=True, text=True, check=True)
-    report = json.loads(result.stdout)
-    assert {kernel["kernel"] for kernel in report["kernels"]} == {"forward", "backward"}
-    assert len(report["predictions"]) == predictions
+    assert {kernel["kernel"] for kernel in json.loads(result.stdout)["kernels"]} == {"forward"} | backward

@@ -10,8 +10,12 @@ pytest.importorskip("triton", reason="the triton package is not installed")
 from itnet_kernels.exact.triton.backward import itnet_bwd_kernel
 from itnet_kernels.exact.triton.configs import (
     BACKWARD,
+    FAMILIES,
     FORWARD,
+    FUSED_BACKWARD,
     KEY_MULTIPLE,
+    LARGEST_UNITS,
+    POSITION_GRADIENT,
     Problem,
     autotune,
     pinned_settings,
@@ -19,14 +23,21 @@ from itnet_kernels.exact.triton.configs import (
     suitable_settings,
 )
 from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
+from itnet_kernels.exact.triton.fused_backward import itnet_fused_bwd_kernel
+from itnet_kernels.exact.triton.position_gradient import itnet_position_gradient_kernel
 
-FAMILIES = [FORWARD, BACKWARD]
+KERNELS = {
+    FORWARD.name: itnet_fwd_kernel,
+    BACKWARD.name: itnet_bwd_kernel,
+    FUSED_BACKWARD.name: itnet_fused_bwd_kernel,
+    POSITION_GRADIENT.name: itnet_position_gradient_kernel,
+}
 HOPPER = Problem(head_dim=64, itemsize=2, major=9, shared_limit=232448)
 AMPERE = Problem(head_dim=64, itemsize=2, major=8, shared_limit=166912)
 
 
 def tiles(family, problem) -> list[tuple[int, ...]]:
-    """(ROWS, BK, warps, stages), without ROWS for the backward."""
+    """(BP, ROWS, BK, warps, stages), without BP and ROWS for the backward that is not fused."""
     return [tuple(settings.values()) for settings in suitable_settings(family, problem)]
 
 
@@ -35,13 +46,13 @@ def test_keys_hold_a_size_class_and_no_lengths(family):
     """A new length must not start a new search, and a small problem's winner must not serve a large one."""
     assert not {"num_queries", "num_keys", "padded_keys", "samples", "causal_offset"} & set(family.keys)
     assert "size" in family.keys
-    tuner = itnet_fwd_kernel if family is FORWARD else itnet_bwd_kernel
+    tuner = KERNELS[family.name]
     assert tuner.keys == list(family.keys)
 
 
 def test_a_uniform_measure_has_no_kernel_of_its_own():
     """Models always give a measure: what is timed without one must be what they run."""
-    assert "UNIFORM" not in itnet_fwd_kernel.arg_names + itnet_bwd_kernel.arg_names
+    assert all("UNIFORM" not in kernel.arg_names for kernel in KERNELS.values())
 
 
 def test_size_classes():
@@ -55,15 +66,26 @@ def test_every_tile_divides_the_padding(family):
     assert all(KEY_MULTIPLE % config.settings["BK"] == 0 for config in family.configs)
 
 
+@pytest.mark.parametrize("family", [FORWARD, FUSED_BACKWARD, POSITION_GRADIENT], ids=lambda family: family.name)
+def test_a_group_of_hidden_units_holds_every_tile(family):
+    assert all(config.settings["ROWS"] // config.settings["BP"] <= LARGEST_UNITS for config in family.configs)
+
+
+def test_timing_puts_back_what_a_launch_adds_to():
+    assert set(FUSED_BACKWARD.added_to) <= set(itnet_fused_bwd_kernel.arg_names)
+    assert not FORWARD.added_to + BACKWARD.added_to + POSITION_GRADIENT.added_to
+
+
 def test_what_suits_a_device():
-    assert tiles(FORWARD, HOPPER) == [(128, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(FORWARD, HOPPER) == [(16, 128, 64, 4, 3), (16, 128, 64, 8, 2), (16, 64, 64, 4, 2), (16, 64, 32, 4, 1)]
     assert tiles(BACKWARD, HOPPER) == [(64, 8, 2), (64, 8, 1)]
-    assert tiles(FORWARD, AMPERE) == [(128, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(FUSED_BACKWARD, HOPPER) == [(64, 128, 64, 8, 2)]
+    assert tiles(FORWARD, AMPERE) == [(16, 128, 64, 4, 3), (16, 128, 64, 8, 2), (16, 64, 64, 4, 2), (16, 64, 32, 4, 1)]
     assert tiles(BACKWARD, AMPERE) == [(32, 4, 2)]
-    assert tiles(FORWARD, AMPERE._replace(itemsize=4)) == [(128, 32, 8, 2), (64, 32, 4, 1)]
+    assert tiles(FORWARD, AMPERE._replace(itemsize=4)) == [(16, 128, 16, 8, 1)]
     assert tiles(BACKWARD, HOPPER._replace(itemsize=4)) == [(32, 4, 1)]
     amd = HOPPER._replace(major=None, shared_limit=65536)
-    assert tiles(FORWARD, amd) == [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)]
+    assert tiles(FORWARD, amd) == [(16, 128, 64, 4, 3), (16, 128, 64, 8, 2), (16, 64, 64, 4, 2), (16, 64, 32, 4, 1)]
     assert tiles(BACKWARD, amd) == [(16, 4, 1)]
 
 
@@ -83,8 +105,8 @@ def test_more_shared_memory_takes_nothing_away(family, head_dim, major, itemsize
 
 
 def test_pinned(monkeypatch):
-    monkeypatch.setenv("ITNET_FORWARD_CONFIG", "ROWS=64, BK=32, num_warps=4, num_stages=2")
-    settings = {"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 2}
+    monkeypatch.setenv("ITNET_FORWARD_CONFIG", "BP=16, ROWS=64, BK=32, num_warps=4, num_stages=2")
+    settings = {"BP": 16, "ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 2}
     assert pinned_settings(FORWARD) == settings
     assert pinned_settings(BACKWARD) is None
     tuner = autotune(FORWARD)(itnet_fwd_kernel.fn)
@@ -95,7 +117,7 @@ def test_pinned(monkeypatch):
 @pytest.mark.parametrize("text", ["ROWS=64", "ROWS=64,BK=x,num_warps=4,num_stages=2", "fast"])
 def test_pinned_wrongly(monkeypatch, text):
     monkeypatch.setenv("ITNET_FORWARD_CONFIG", text)
-    with pytest.raises(ValueError, match=r"`ITNET_FORWARD_CONFIG` .* must give \['BK', 'ROWS'"):
+    with pytest.raises(ValueError, match=r"`ITNET_FORWARD_CONFIG` .* must give \['BK', 'BP', 'ROWS'"):
         pinned_settings(FORWARD)
 
 
@@ -110,9 +132,9 @@ def timed(monkeypatch):
         utils = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": problem.shared_limit})
         active = SimpleNamespace(get_current_target=lambda: target, utils=utils)
         monkeypatch.setattr("triton.runtime.driver", SimpleNamespace(active=active))
-        tuner = itnet_fwd_kernel if family is FORWARD else itnet_bwd_kernel
+        tuner = KERNELS[family.name]
         keys = torch.empty(1, dtype=torch.bfloat16 if problem.itemsize == 2 else torch.float32)
-        arguments = {"p_keys": keys, "D": problem.head_dim, "IS_CAUSAL": False, "size": size}
+        arguments = {"p_keys": keys, "D": problem.head_dim, "W": 128, "IS_CAUSAL": False, "size": size}
         left = tuner.early_config_prune(tuner.configs, {}, **arguments)
         return [(*config.kwargs.values(), config.num_warps, config.num_stages) for config in left]
 
@@ -138,4 +160,4 @@ def test_nothing_is_timed(timed, monkeypatch, family):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert timed(family, HOPPER) == default
-    assert timed(family, HOPPER) != default
+    assert (timed(family, HOPPER) != default) == (len(tiles(family, HOPPER)) > 1)

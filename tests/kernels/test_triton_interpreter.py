@@ -12,8 +12,10 @@ pytest.importorskip("triton", reason="the triton package is not installed")
 CASES = Path(__file__).with_name("interpreter_cases.py")
 # 16 keys per iteration: several iterations, full and masked ones, even for short inputs.
 SMALL_TILES = {
-    "ITNET_FORWARD_CONFIG": "ROWS=64,BK=16,num_warps=4,num_stages=1",
+    "ITNET_FORWARD_CONFIG": "BP=16,ROWS=64,BK=16,num_warps=4,num_stages=1",
     "ITNET_BACKWARD_CONFIG": "BK=16,num_warps=4,num_stages=1",
+    "ITNET_FUSED_BACKWARD_CONFIG": "BP=16,ROWS=32,BK=16,num_warps=4,num_stages=1",
+    "ITNET_POSITION_GRADIENT_CONFIG": "BP=16,ROWS=64,BK=32,num_warps=4,num_stages=1",
 }
 
 
@@ -28,9 +30,17 @@ def run_cases(selection: str, environment: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("selection", ["test_float32", "not test_float32"])
 def test_small_tiles(selection):
-    run_cases(selection, SMALL_TILES)
+    run_cases(selection, SMALL_TILES | {"ITNET_FUSED_BACKWARD": "1"})
+
+
+@pytest.mark.slow
+def test_the_backward_that_is_not_fused():
+    selection = (
+        "test_float32 and (n1 or n40 or d24) or ragged_float32 and causal or test_float16 and n33 or chunks or w2"
+    )
+    run_cases(selection, SMALL_TILES | {"ITNET_FUSED_BACKWARD": "0"})
 
 
 @pytest.mark.slow
 def test_default_tiles():
-    run_cases("test_float32 and (n33 or shared-output) or test_float16 and n40", {})
+    run_cases("test_float32 and (n33 or shared-output) or test_float16 and n40", {"ITNET_FUSED_BACKWARD": "1"})

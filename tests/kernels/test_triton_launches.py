@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton", reason="the triton package is not installed")
 
 from itnet_kernels.exact.pair_inputs import PairInputs
-from itnet_kernels.exact.triton import pairs
+from itnet_kernels.exact.triton import bias, chunked_backward, pairs
 
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "_unsafe_view"}
 
@@ -42,17 +42,28 @@ def launches(monkeypatch):
 
         return Kernel
 
-    def product(left: Tensor, right: Tensor) -> Tensor:  # one operator on a GPU
+    def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:  # one operator on a GPU
         mode.counts.update(["float32_product"])
-        return left.new_empty(*left.shape[:2], right.shape[2], dtype=torch.float32)
+        return left.new_empty(*left.shape[:2], right.shape[2], dtype=torch.float32) if out is None else out
 
+    monkeypatch.setattr(bias, "itnet_bias_kernel", kernel("bias"))
     monkeypatch.setattr(pairs, "itnet_fwd_kernel", kernel("forward"))
-    monkeypatch.setattr(pairs, "itnet_bwd_kernel", kernel("backward"))
-    monkeypatch.setattr(pairs, "float32_product", product)
-    monkeypatch.setattr(pairs, "device_major", lambda device: 9)
-    monkeypatch.setattr(pairs, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(pairs, "itnet_fused_bwd_kernel", kernel("backward"))
+    monkeypatch.setattr(pairs, "itnet_position_gradient_kernel", kernel("position gradient"))
+    monkeypatch.setattr(chunked_backward, "itnet_bwd_kernel", kernel("backward"))
+    monkeypatch.setattr(chunked_backward, "device_major", lambda device: 8)
+    for module in (pairs, chunked_backward):
+        monkeypatch.setattr(module, "float32_product", product)
+        monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
 
-    def run(per_sample: bool, n: int = 128, batch: int = 32, heads: int = 6, is_causal: bool = False) -> list[Counter]:
+    def run(
+        per_sample: bool,
+        n: int = 128,
+        batch: int = 32,
+        heads: int = 6,
+        is_causal: bool = False,
+        evaluator: type = pairs.TritonPairs,
+    ) -> list[Counter]:
         sizes = {
             "queries": (batch, n, heads, 64),
             "keys": (batch, n, heads, 64),
@@ -74,7 +85,7 @@ def launches(monkeypatch):
         names = ["queries", "keys", "row", *(name for name in sizes if name.startswith("w"))]
         passes = []
         for evaluate in (lambda: pairs.TritonPairs(inputs).forward(),
-                         lambda: pairs.TritonPairs(inputs).backward(inputs.queries, names)):  # fmt: skip
+                         lambda: evaluator(inputs).backward(inputs.queries, names)):  # fmt: skip
             mode.counts = Counter()
             with mode:
                 evaluate()
@@ -84,15 +95,33 @@ def launches(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("heads", "most"), [(6, (100, 390)), (12, (106, 600))])
-def test_padded_text_is_not_computed_sample_by_sample(launches, heads, most):
-    """n = 128, B = 32; by a loop over samples it was 777 launches forward and 2345 backward (docs/kernels.md)."""
-    padded, shared = launches(True, heads=heads), launches(False, heads=heads)
-    totals = [counts.total() for counts in padded]
-    assert all(total <= bound for total, bound in zip(totals, most, strict=True)), totals
-    # The moments come in chunks of several samples, as they do for shared positions, but for a rest.
-    assert padded[0]["forward"] <= shared[0]["forward"] + 1
-    assert padded[1]["backward"] == shared[1]["backward"]
+# What a layer took before positions had a sample stride and before the backward was fused: forward and backward.
+BEFORE = {"n128": 2800, "n512": 5300, "n1024": 11000}
+LAYERS = {
+    "n128": {"per_sample": True, "n": 128, "batch": 32, "heads": 12},
+    "n512": {"per_sample": False, "n": 512, "batch": 32, "heads": 12},
+    "n1024": {"per_sample": False, "n": 1024, "batch": 16, "heads": 12},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_a_few_hundred_launches(launches, name):
+    """At least five times fewer than before, on Hopper (docs/kernels.md has the numbers)."""
+    totals = [counts.total() for counts in launches(**LAYERS[name])]
+    assert 5 * sum(totals) <= BEFORE[name], totals
+
+
+def test_padded_text_is_not_computed_sample_by_sample(launches):
+    """The moments come in chunks of several samples, as they do for shared positions, but for a rest of each bias."""
+    padded, shared = launches(True), launches(False)
+    assert padded[0]["forward"] <= shared[0]["forward"] + padded[0]["bias"]
+    assert padded[1]["backward"] == padded[1]["bias"] == padded[1]["position gradient"]
+
+
+@pytest.mark.parametrize(("heads", "most"), [(6, 430), (12, 640)])
+def test_the_backward_that_is_not_fused(launches, heads, most):
+    """n = 128, B = 32; by a loop over samples it was 2345 launches."""
+    assert launches(True, heads=heads, evaluator=chunked_backward.ChunkedBackward)[1].total() <= most
 
 
 def test_a_chunk_holds_any_number_of_samples(launches):

@@ -780,3 +780,24 @@ class TestSpectrum:
     def test_a_tensor_is_no_batch(self, tiny_model):
         with pytest.raises(ValueError, match=r"`batch` \(Tensor\) must hold keyword arguments"):
             kernel_spectrum(tiny_model("image"), torch.randn(1, 3, 16, 16))
+
+
+class TestLimitOfExactIntegration:
+    @pytest.mark.parametrize(
+        ("settings", "device", "limit"),
+        [
+            ({}, "cpu", 512),
+            ({}, "cuda", 8192),
+            ({"exact_max_positions": 6}, "cuda", 6),
+            ({"exact_max_positions": 0}, "cpu", 0),
+        ],
+    )
+    def test_depends_on_the_device_unless_given(self, tiny_config, settings, device, limit):
+        config = tiny_config("signal", integration_mode="auto", **settings)
+        assert choice.exact_limit(config, device) == limit
+        assert choice.integration_mode(config, limit, device) == "exact"
+        assert choice.integration_mode(config, limit + 1, device) == "monte_carlo"
+
+    def test_a_causal_model_has_one_limit_everywhere(self, tiny_config):
+        config = tiny_config("text", is_causal=True, integration_mode="auto", max_position_embeddings=1024)
+        assert choice.exact_limit(config, "cuda") == choice.exact_limit(config, "cpu") == 512

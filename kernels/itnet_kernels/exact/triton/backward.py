@@ -1,4 +1,4 @@
-"""The backward kernel: one pass over the pairs of a chunk, six matrix products per tile, no atomics.
+"""The backward kernel where the fused one does not fit: six matrix products per tile of a chunk's pairs, no atomics.
 
 Per tile of rows (position, hidden unit) and keys, with s = pre/2 recomputed as in the forward and v = u omega / scale,
 
@@ -11,7 +11,7 @@ Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by
 
 from .configs import BACKWARD, autotune
 from .gelu import gelu_gate, gelu_slope, tl, triton
-from .tile import NOT_SPECIALISED, program_indices, row_offsets, virtual_queries
+from .tile import NOT_SPECIALISED, position_rows, tile_indices, virtual_queries
 
 
 @autotune(BACKWARD)
@@ -57,7 +57,7 @@ def itnet_bwd_kernel(
     PRECISION: tl.constexpr,
 ):
     ROWS: tl.constexpr = BP * KC
-    i_batch, i_head, i_tile, i_first, i_unit = program_indices(samples, W, BP, KC)
+    i_batch, i_head, i_tile, i_first, i_unit = tile_indices(samples, W, BP, KC)
     i_sample, i_group = i_head * all_samples + i_batch, i_head * samples + i_batch
     i_partial = i_group * tl.num_programs(1) + i_tile
     p_keys += i_sample * padded_keys * D
@@ -66,7 +66,7 @@ def itnet_bwd_kernel(
     p_dkeys += i_partial * padded_keys * D
     p_dmeasure += i_partial * padded_keys
     o_row, o_d = tl.arange(0, ROWS), tl.arange(0, D)[None, :]
-    o_query, o_unit, m_row = row_offsets(i_first, i_unit, num_queries, ROWS, KC)
+    o_query, o_unit, m_row = position_rows(i_first, i_unit, num_queries, ROWS, KC)
     o_source = i_sample * all_queries + o_query  # [ROWS]
     o_target = (i_group * num_queries + o_query) * W + o_unit  # [ROWS]
     b_qv, b_q = virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W, D)

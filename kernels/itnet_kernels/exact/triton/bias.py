@@ -22,7 +22,11 @@ from torch import Tensor
 from ...first_layer import key_factors, length
 from ..pair_inputs import POSITIONS, PairInputs
 from ..position_bias import bias_gradients
+from .bias_kernel import BIAS_UNITS, itnet_bias_kernel
 from .configs import KEY_MULTIPLE
+from .device import dot_precision
+from .fragments import FRAGMENT, FRAGMENT_KEYS, FRAGMENT_POSITIONS
+from .gelu import triton
 
 _LARGEST = 2.0**14  # of half of P over its range
 HIDDEN = -65504.0  # stored for a key that its query must not see; GELU and its slope are exactly 0 there
@@ -35,7 +39,7 @@ class TritonBias:
         self.inputs, self.weights = inputs, inputs.position_weights
         self.dtype = torch.float32 if inputs.operand_dtype == torch.float32 else torch.float16
         x, y, gamma_x, gamma_y = (getattr(inputs, name) for name in POSITIONS)
-        self.x, self.gamma_x = x, gamma_x
+        self.x, self.gamma_x = x.contiguous(), gamma_x.contiguous()
         self.is_shared = not inputs.has_position_bias or len(x) == len(y) == 1
         # Behind the last key comes the last key again: finite, as it must be where the values are 0.
         padded = torch.arange(padded_keys, device=y.device).clamp_max(y.shape[1] - 1)
@@ -57,6 +61,11 @@ class TritonBias:
             largest = self.row.abs().amax((0, 2, 3))  # [B]
             largest = largest.amax(0, keepdim=True) if self.is_shared else largest
             self.ranges = torch.maximum(self.ranges, _power_of_two(largest))
+        # The kernel adds up what is there: zeros stand for what is not.
+        none = self.row.new_zeros(self.row.shape[-1], max(1, gamma_x.shape[-1]))
+        w_y, w_relative, w_distance = (none if weight is None else weight.contiguous() for weight in self.weights)
+        self.key_weight = self.slope.contiguous() if self.is_raw else w_y
+        self.relative_weight, self.distance_weight = w_relative, w_distance
         self.factor = 0.5 / self.ranges[:, None, None]  # [S or 1, 1, 1]
         # What the factors of first_layer.key_factors meet: [S or 1, padded_keys, F]
         if self.is_raw:
@@ -65,10 +74,17 @@ class TritonBias:
             self.key_side = (self.factor * gamma_y[:, padded]).to(self.dtype)
 
     def bytes_per_query(self, with_gradient: bool) -> int:
-        """Memory for each query of a tile: itself, its gradient, and the factors of gamma(y) in float32."""
-        num_keys, num_features = self.y.shape[1], self.gamma_x.shape[-1]
-        per_unit = self.dtype.itemsize * num_keys + 8 * num_features
-        return self.row.shape[-1] * (per_unit + (6 * num_keys + 4 * num_features if with_gradient else 0))
+        """What the kernels read and write for each query of a tile: the bias, and its gradient.
+
+        Its factors of gamma(y) and their gradient, 8 F bytes for each hidden unit, come and go around that.
+        """
+        itemsize = self.dtype.itemsize + (self.gradient_dtype.itemsize if with_gradient else 0)
+        return self.row.shape[-1] * self.y.shape[1] * itemsize
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """dL/dP is multiplied with gamma(y) in it. float16 would need a scale."""
+        return torch.bfloat16 if self.inputs.operand_dtype == torch.bfloat16 else torch.float32
 
     def _bound(self, y: Tensor) -> Tensor:
         """At least max |P|: [S or 1]."""
@@ -86,10 +102,56 @@ class TritonBias:
         return bound.amax(1)
 
     def tile(self, samples: slice, rows: slice) -> Tensor:
-        """Half of P over its range: [b, t, w, padded_keys] for queries ``rows`` of ``samples``; b = 1 if shared.
+        """Half of P over its range in fragments: [b, blocks, w, padded_keys / 64, 1024]; b = 1 if shared.
 
         A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
         """
+        count, padded_keys = rows.stop - rows.start, self.y.shape[1]
+        num_samples = 1 if self.is_shared else samples.stop - samples.start
+        width, blocks = self.row.shape[-1], math.ceil(count / FRAGMENT_POSITIONS)
+        shape = num_samples, blocks, width, padded_keys // FRAGMENT_KEYS, FRAGMENT
+        # Behind it is room for the next key tile, which the kernels may prefetch.
+        flat = self.row.new_empty(math.prod(shape) + 2 * FRAGMENT, dtype=self.dtype)
+        x, y, gamma_x, key_side, factor = (
+            of_samples(tensor, samples) for tensor in (self.x, self.y, self.gamma_x, self.key_side, self.factor)
+        )
+        has_fourier = self.weights.y is not None or self.weights.relative is not None
+        features = "raw" if self.is_raw else "fourier" if has_fourier else "none"
+        frequencies = self.inputs.frequencies.shape[0]
+        itnet_bias_kernel[num_samples, blocks, width // BIAS_UNITS](
+            p_bias=flat,
+            p_x=x,
+            p_y=y,
+            p_gamma_x=gamma_x,
+            p_key_side=key_side,
+            p_factor=factor.expand(num_samples, 1, 1).contiguous(),
+            p_w_y=self.key_weight,
+            p_w_relative=self.relative_weight,
+            p_w_distance=self.distance_weight,
+            first_query=rows.start,
+            num_queries=count,
+            all_queries=self.x.shape[1],
+            padded_keys=padded_keys,
+            causal_offset=rows.start + self.inputs.keys.shape[1] - self.inputs.queries.shape[1],
+            x_samples=int(len(x) > 1),
+            y_samples=int(len(y) > 1),
+            key_samples=int(len(key_side) > 1),
+            num_frequencies=frequencies,
+            dim=x.shape[-1],
+            W=width,
+            KC=BIAS_UNITS,
+            BL=min(64, max(16, triton.next_power_of_2(frequencies))),
+            FEATURES=features,
+            HAS_DISTANCE=self.weights.distance is not None,
+            IS_CAUSAL=self.inputs.is_causal,
+            HIDDEN=HIDDEN,
+            PRECISION=dot_precision(self.row.device),
+            num_warps=4,
+        )
+        return flat[: math.prod(shape)].view(shape)
+
+    def rows(self, samples: slice, rows: slice) -> Tensor:
+        """The same as :meth:`tile` in the order [b, t, w, padded_keys]."""
         num_samples = 1 if self.is_shared else samples.stop - samples.start
         shape = (num_samples, rows.stop - rows.start, self.row.shape[-1], self.y.shape[1])
         # One key tile more behind it, which the kernels may prefetch.
@@ -116,9 +178,8 @@ class TritonBias:
         return tile
 
     def backward(self, samples: slice, rows: slice, grad: Tensor, grads: dict[str, Tensor]) -> None:
-        """Adds the parts of a tile to every gradient in ``grads``, given dL/dP [b, t, w, n_k] in float32."""
-        inputs = self.inputs
-        dtype = torch.bfloat16 if inputs.operand_dtype == torch.bfloat16 else grad.dtype
+        """Adds the parts of a tile to every gradient in ``grads``, given dL/dP [b, t, w, n_k]."""
+        inputs, dtype = self.inputs, self.gradient_dtype
         x, y, gamma_x, gamma_y = (of_samples(getattr(inputs, name), samples) for name in POSITIONS)
         where = [part.expand(len(grad), -1, -1) for part in (x[:, rows], y, gamma_x[:, rows], gamma_y)]
         found = bias_gradients(grad, *where, self.weights, inputs.has_frequencies, "key_positions" in grads, dtype)

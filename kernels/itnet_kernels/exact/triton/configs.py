@@ -6,8 +6,9 @@ the default. Which tiles suit which device was found by compiling them (``kernel
 --check``): none spills in its loop, computes anything twice, or has its products serialised. Environment variables:
 
 * ``ITNET_AUTOTUNE=0``: always the default, no timing (so does ``torch.use_deterministic_algorithms``);
-* ``ITNET_FORWARD_CONFIG``, ``ITNET_BACKWARD_CONFIG``: this one, e.g. ``ROWS=128,BK=64,num_warps=4,num_stages=3``
-  (the backward has no ``ROWS``).
+* ``ITNET_FORWARD_CONFIG``, ``ITNET_BACKWARD_CONFIG``, ``ITNET_FUSED_BACKWARD_CONFIG``,
+  ``ITNET_POSITION_GRADIENT_CONFIG``: this one, e.g. ``BP=16,ROWS=128,BK=64,num_warps=4,num_stages=3`` (the backward
+  that is not fused has neither ``BP`` nor ``ROWS``).
 """
 
 import inspect
@@ -19,9 +20,15 @@ import torch
 from .gelu import triton
 from .sizes import TRITON_HEAD_DIMS
 
+#: (B_q, B_k) of Phase 1: positions of a query tile and keys of a key tile.
+TILE_SIZES = (16, 32, 64, 128)
+
 
 class TileConfig(NamedTuple):
-    """One way to tile a kernel, and where it is good. ROWS: (position, hidden unit) pairs; BK: keys per iteration."""
+    """One way to tile a kernel, and where it is good.
+
+    BP: positions of a tile; ROWS: its (position, hidden unit) pairs; BK: keys per iteration.
+    """
 
     settings: dict[str, int]
     itemsize: int | None = None  # bytes of an operand's element; None: any. float32 counts three times (3xTF32)
@@ -35,7 +42,9 @@ class TileFamily(NamedTuple):
     name: str
     keys: tuple[str, ...]  # arguments of the kernel that have a winner of their own
     configs: tuple[TileConfig, ...]
-    matrices: int  # [ROWS, D] operands in shared memory, and as many accumulators in registers
+    matrices: int  # [ROWS, D] operands in shared memory
+    accumulators: tuple[int, int]  # float32 accumulators in registers: [ROWS, D] and [ROWS, BK]
+    added_to: tuple[str, ...] = ()  # arguments that a launch adds to: timing has to put them back
 
 
 class Problem(NamedTuple):
@@ -47,24 +56,30 @@ class Problem(NamedTuple):
     shared_limit: int  # bytes of shared memory that one program may use
 
 
+def tile(bp: int, rows: int, bk: int, warps: int, stages: int) -> dict[str, int]:
+    return {"BP": bp, "ROWS": rows, "BK": bk, "num_warps": warps, "num_stages": stages}
+
+
 _FLAGS = ("W", "D", "HAS_BIAS", "IS_CAUSAL", "GELU", "PRECISION", "size")
-_UP_TO_64, _128 = (16, 32, 64), (128,)
+_UP_TO_64, _128, _NVIDIA = (16, 32, 64), (128,), ("hopper", "blackwell", "ampere")
 FORWARD = TileFamily(
     "forward",
     _FLAGS,
     (
-        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 4, "num_stages": 3}, 2, _UP_TO_64),
-        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 2, _UP_TO_64),
-        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 2, _128, ("hopper", "blackwell")),
-        TileConfig({"ROWS": 64, "BK": 64, "num_warps": 4, "num_stages": 2}, 2),
-        TileConfig({"ROWS": 128, "BK": 64, "num_warps": 8, "num_stages": 2}, 4, _UP_TO_64, ("hopper",)),
-        TileConfig({"ROWS": 128, "BK": 32, "num_warps": 8, "num_stages": 2}, 4, _UP_TO_64),
-        TileConfig({"ROWS": 128, "BK": 16, "num_warps": 8, "num_stages": 1}, 4, _128, ("hopper", "ampere")),
-        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 8, "num_stages": 1}, 4, _128, ("blackwell",)),
-        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 4, _UP_TO_64),
-        TileConfig({"ROWS": 64, "BK": 32, "num_warps": 4, "num_stages": 1}, 2),
+        TileConfig(tile(16, 128, 64, 4, 3), 2, _UP_TO_64),
+        TileConfig(tile(16, 128, 64, 8, 2), 2, _UP_TO_64),
+        TileConfig(tile(16, 128, 64, 8, 2), 2, _128, ("hopper", "blackwell")),
+        TileConfig(tile(16, 64, 64, 4, 2), 2),
+        TileConfig(tile(16, 128, 64, 8, 2), 4, _UP_TO_64, ("hopper",)),
+        TileConfig(tile(16, 128, 32, 8, 2), 4, _UP_TO_64, ("hopper", "blackwell", "other")),
+        TileConfig(tile(16, 128, 16, 8, 1), 4, _UP_TO_64, ("ampere",)),
+        TileConfig(tile(16, 128, 16, 8, 1), 4, _128, ("hopper", "ampere")),
+        TileConfig(tile(16, 64, 32, 8, 1), 4, _128, ("blackwell",)),
+        TileConfig(tile(16, 64, 32, 4, 1), 4, _UP_TO_64, ("hopper", "blackwell", "other")),
+        TileConfig(tile(16, 64, 32, 4, 1), 2),
     ),
     matrices=1,
+    accumulators=(1, 1),
 )
 # A warp multiplies 16 rows by 8 keys. Where Triton spreads the warps over rows only (BK >= d_h) or keys only, a tile
 # with fewer of them is computed several times: hence the number of warps below.
@@ -84,11 +99,31 @@ BACKWARD = TileFamily(
         TileConfig({"BK": 16, "num_warps": 4, "num_stages": 1}, devices=("other",)),
     ),
     matrices=2,
+    accumulators=(2, 2),
 )
+# Only where warp groups multiply from shared memory: elsewhere its operands spill.
+FUSED_BACKWARD = TileFamily(
+    "fused_backward",
+    (*_FLAGS, "NEEDS_MEASURE"),
+    (TileConfig(tile(64, 128, 64, 8, 2)),),
+    matrices=2,
+    accumulators=(2, 2),
+    added_to=("p_dqueries", "p_dkeys", "p_dmeasure", "p_dcontent", "p_dw2"),
+)
+POSITION_GRADIENT = TileFamily(
+    "position_gradient",
+    tuple(name for name in _FLAGS if name != "HAS_BIAS"),
+    (TileConfig(tile(32, 64, 128, 8, 2)),),
+    matrices=2,
+    accumulators=(0, 3),
+)
+FAMILIES = (FORWARD, BACKWARD, FUSED_BACKWARD, POSITION_GRADIENT)
 # Padding of the key axis: every BK divides it.
 KEY_MULTIPLE = 128
-# Positions of a backward tile. Partial sums are stored per tile, so that the host has to know its shape.
+# Positions of a tile of BACKWARD. Its partial sums are stored per tile, so that the host has to know its shape.
 BACKWARD_POSITIONS = 16
+# Most hidden units of a fused tile, ROWS / BP: groups of hidden units have at least as many.
+LARGEST_UNITS = 8
 
 
 def device_kind(major: int | None) -> str:
@@ -110,17 +145,19 @@ def backward_units(head_dim: int, itemsize: int, major: int | None) -> int:
 
 def tile_rows(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
     """Rows (position, hidden unit) of a program's tile."""
-    if family is FORWARD:
+    if family is not BACKWARD:
         return settings["ROWS"]
     return BACKWARD_POSITIONS * backward_units(problem.head_dim, problem.itemsize, problem.major)
 
 
 def shared_memory_bytes(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
-    """Upper estimate of a program's shared memory: key and value tiles per stage, operands, pair tiles."""
-    rows = tile_rows(family, settings, problem)
-    key_tiles = 2 * settings["num_stages"] * settings["BK"] * problem.head_dim
-    pair_tiles = (2 * family.matrices - 1) * rows * settings["BK"]
-    elements = key_tiles + family.matrices * rows * problem.head_dim + pair_tiles
+    """Upper estimate of a program's shared memory: key tiles per stage, operands, pair tiles, and W2 of the tile."""
+    rows, keys, dim = tile_rows(family, settings, problem), settings["BK"], problem.head_dim
+    key_tiles = (2 if family is BACKWARD else 1) * settings["num_stages"] * keys * dim  # keys, and values
+    pair_tiles = (2 * family.matrices - 1) * rows * keys
+    elements = key_tiles + family.matrices * rows * dim + pair_tiles
+    if family in (FUSED_BACKWARD, POSITION_GRADIENT):
+        elements += rows // settings["BP"] * dim * dim
     return 2 * elements if problem.itemsize == 2 else 5 * elements  # 3xTF32 keeps parts of float32 operands as well
 
 
@@ -178,9 +215,11 @@ def autotune(family: TileFamily):
     if pinned is not None:
         return triton.autotune([_triton_config(pinned)], key=[])
     distinct = list({tuple(config.settings.items()): config.settings for config in family.configs}.values())
+    distinct *= 2 if len(distinct) == 1 else 1  # Triton asks nobody about a single one
     configs = [_triton_config(settings) for settings in distinct]
     prune = {"early_config_prune": lambda configs, args, **kwargs: _prune(family, configs, args | kwargs)}
     options = {"cache_results": True} if "cache_results" in inspect.signature(triton.autotune).parameters else {}
+    options |= {"restore_value": list(family.added_to)} if family.added_to else {}
     return triton.autotune(configs, key=list(family.keys), prune_configs_by=prune, **options)
 
 
@@ -200,8 +239,15 @@ def _prune(family: TileFamily, configs: list, arguments: dict) -> list:
     device = triton.runtime.driver.active.utils.get_device_properties(keys.device.index or 0)
     major = target.arch // 10 if target.backend == "cuda" else None
     problem = Problem(arguments["D"], keys.element_size(), major, shared_limit=device["max_shared_mem"])
+    from .tuned import problem_key, tuned_settings  # which reads this module's tiles
+
+    name = torch.cuda.get_device_name(keys.device) if keys.is_cuda else target.backend
+    tuned = tuned_settings(family.name, name, problem_key(keys.dtype, arguments["D"], arguments["W"]))
+    if tuned is not None and not torch.are_deterministic_algorithms_enabled():
+        return [_triton_config(tuned)]
     suitable = suitable_settings(family, problem)
     is_timed = os.environ.get("ITNET_AUTOTUNE", "1") != "0" and arguments["size"] > 0
     if not is_timed or torch.are_deterministic_algorithms_enabled():
         suitable = suitable[:1]
-    return [config for settings in suitable for config in configs if _settings(config) == settings]
+    by_settings = {tuple(_settings(config).items()): config for config in configs}
+    return [by_settings[tuple(settings.items())] for settings in suitable]

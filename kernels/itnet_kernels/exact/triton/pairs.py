@@ -2,35 +2,38 @@
 
 A chunk is a range of samples times a range of queries, for all heads. What lives for a chunk only:
 
-    both       the position bias [b, t, w, n_k], b = 1 if the batch shares its positions; what computes it and dL/dP
+    both       the position bias [b, t, w, n_k], b = 1 if the batch shares its positions
     forward    moments A [H, b, t, w, d_h]
-    backward   A, dA, dL/dpre [H, b, t, w, n_k], partial sums of the key gradients [H, b, tiles, n_k, d_h] in float32
+    backward   dL/dP [b, t, w, n_k]
 
-Each of the three lines is at most ``ITNET_WORKSPACE_MB`` (256) megabytes, unless a single query tile (16 positions of
-one sample) needs more. The first needs least, so that its chunks hold several of the others. A of further chunks is
-kept for a quarter of that, until one product adds it all to dW2.
+Each line is at most ``ITNET_WORKSPACE_MB`` (32) megabytes, so that it stays in the L2 cache of a large GPU, unless 16
+queries of one sample need more. Chunks of the bias may hold several of the moments. The backward kernel needs neither
+A nor its gradient outside of itself: it adds to partial sums that are as large as the gradients, a few times over.
 
 Everything that a sample's result depends on belongs to that sample or is shared by the batch: the same sample and the
 same bias give the same moments, bit by bit, whatever they are batched with.
 """
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
-from .backward import itnet_bwd_kernel
-from .bias import TritonBias, of_samples
-from .configs import BACKWARD_POSITIONS, KEY_MULTIPLE, backward_units, is_interpreted, size_class
+from .bias import TritonBias
+from .configs import KEY_MULTIPLE, LARGEST_UNITS, size_class
+from .device import dot_precision, gelu_form, multiprocessors, on_device
 from .forward import itnet_fwd_kernel
+from .fragments import FRAGMENT_POSITIONS
+from .fused_backward import itnet_fused_bwd_kernel
+from .position_gradient import itnet_position_gradient_kernel
 from .sizes import KernelSizes, resize
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
-WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "256")) * 2**20
+WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "32")) * 2**20
 
 
 class TritonPairs:
@@ -44,22 +47,20 @@ class TritonPairs:
         self.dtype = inputs.operand_dtype
         self.batch, self.num_queries, self.num_heads, self.head_dim = inputs.queries.shape
         self.num_keys, self.width = inputs.keys.shape[1], inputs.row.shape[-1]
-        self.backward_units = backward_units(self.head_dim, self.dtype.itemsize, device_major(inputs.keys.device))
         self.padded_keys = math.ceil(self.num_keys / KEY_MULTIPLE) * KEY_MULTIPLE
         self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
         keys = inputs.keys.permute(2, 0, 1, 3)  # [H, B, n_k, d_h]
         self.keys = self._padded(keys)
-        # Values are weighted by omega / max omega of the sample, so that they keep the range of u in float16.
+        # Hidden units are weighted by omega / max omega of the sample, so that they keep their range in float16.
         measure = inputs.omega
         largest = measure.amax(1)  # [B]
         self.scale = largest.where(largest > 0, 1)
         measure = measure / self.scale[:, None]
         self.measure = torch.nn.functional.pad(measure, (0, self.padded_keys - self.num_keys))  # [B, padded_keys]
-        self.values = self._padded(keys * measure[..., None])
         none = inputs.row.new_zeros(self.width, self.head_dim)
         self.w_key = none if inputs.w_key is None else inputs.w_key.contiguous()
         self.w_product = none if inputs.w_product is None else inputs.w_product.contiguous()
-        self.w2 = inputs.w2.to(self.dtype)  # [H, w * d_h, d_h]
+        self.w2 = inputs.w2.to(self.dtype).contiguous()  # [H, w * d_h, d_h]
         if inputs.has_position_bias or inputs.is_causal:
             self.bias = TritonBias(inputs, self.padded_keys)
             self.row, self.ranges = self.bias.row, self.bias.ranges.expand(self.batch).contiguous()
@@ -73,35 +74,59 @@ class TritonPairs:
         out[:, :, : self.num_keys] = keys
         return out
 
-    def _bias_chunks(self, group_bytes: int, with_gradient: bool) -> Iterator[tuple[slice, slice]]:
-        """(samples, queries) of each tile of the bias; ``group_bytes`` are for each head, sample and query."""
-        bias_bytes = 1 if self.bias is None else self.bias.bytes_per_query(with_gradient)
-        size = WORKSPACE_BYTES // max(self.num_heads * group_bytes, bias_bytes)
-        size = min(max(size // BACKWARD_POSITIONS, 1) * BACKWARD_POSITIONS, _MOST_QUERIES)
+    def _bias_chunks(self, with_gradient: bool) -> Iterator[tuple[slice, slice]]:
+        """(samples, queries) of each tile of the bias."""
+        if self.bias is None:
+            yield slice(0, self.batch), slice(0, self.num_queries)
+            return
+        bias_bytes = self.bias.bytes_per_query(with_gradient)
+        size = WORKSPACE_BYTES // bias_bytes // FRAGMENT_POSITIONS * FRAGMENT_POSITIONS
+        size = min(max(size, FRAGMENT_POSITIONS), _MOST_QUERIES)
         for rows in slices(0, self.num_queries, size):
-            is_shared = self.bias is None or self.bias.is_shared
-            count = self.batch if is_shared else WORKSPACE_BYTES // ((rows.stop - rows.start) * bias_bytes)
+            count = self.batch if self.bias.is_shared else WORKSPACE_BYTES // ((rows.stop - rows.start) * bias_bytes)
             yield from ((samples, rows) for samples in slices(0, self.batch, count))
 
-    def _chunks(self, samples: slice, rows: slice, group_bytes: int) -> Iterator[tuple[tuple[slice, ...], slice]]:
-        """Where a chunk is in tensors [H, B, n_q, .], and its samples counted from the first of its bias."""
-        count = WORKSPACE_BYTES // (self.num_heads * (rows.stop - rows.start) * group_bytes)
-        for chunk in slices(samples.start, samples.stop, count):
-            yield (slice(None), chunk, rows), slice(chunk.start - samples.start, chunk.stop - samples.start)
+    def _moment_chunks(self, samples: slice, rows: slice) -> Iterator[tuple[slice, slice]]:
+        """(samples, queries) whose moments fit into the workspace: whole samples, or parts of a single one."""
+        group_bytes = self.num_heads * self.width * self.head_dim * self.keys.element_size()  # of a query
+        queries = rows.stop - rows.start
+        if queries * group_bytes > WORKSPACE_BYTES:
+            most = max(WORKSPACE_BYTES // group_bytes // FRAGMENT_POSITIONS, 1)
+            size = FRAGMENT_POSITIONS * self._chunk_size(math.ceil(queries / FRAGMENT_POSITIONS), most, self.num_heads)
+            for chunk in slices(rows.start, rows.stop, size):
+                yield from ((sample, chunk) for sample in slices(samples.start, samples.stop, 1))
+            return
+        programs = self.num_heads * math.ceil(queries / FRAGMENT_POSITIONS)  # for each sample and 8 hidden units
+        size = self._chunk_size(samples.stop - samples.start, WORKSPACE_BYTES // (queries * group_bytes), programs)
+        yield from ((chunk, rows) for chunk in slices(samples.start, samples.stop, size))
 
-    def _launch_arguments(self, where: tuple[slice, ...], tile: Tensor | None) -> dict:
-        """What both kernels take, for a chunk and its bias [b or 1, t, w, padded_keys]."""
-        _, samples, rows = where
+    def _chunk_size(self, count: int, most: int, programs: int) -> int:
+        """How many of ``count`` parts a launch takes, at most ``most``, so that all launches have the fewest waves.
+
+        A part has ``programs`` tiles of positions times all tiles of 8 hidden units, two programs run on a
+        multiprocessor at a time. Of sizes that need as many waves, the largest.
+        """
+        slots = 2 * multiprocessors(self.keys.device)
+
+        def waves(size: int) -> int:
+            full, rest = divmod(count, size)
+            per_part = programs * self.width // 8
+            return full * math.ceil(size * per_part / slots) + math.ceil(rest * per_part / slots)
+
+        return min(range(max(1, min(count, most)), 0, -1), key=waves)
+
+    def _launch_arguments(self, samples: slice, rows: slice, tile: Tensor | None) -> dict:
+        """What the kernels have in common, for some queries of some samples and their bias."""
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
             "p_bias": self.row if tile is None else tile,
-            "bias_rows": 0 if tile is None or len(tile) == 1 else queries * self.width,
+            "bias_blocks_per_sample": 0 if tile is None or self.bias.is_shared else self.bias_blocks,
             "p_range": self.ranges[samples],
             "HAS_BIAS": tile is not None,
-            "p_queries": self.queries[where],
+            "p_queries": self.queries[:, samples, rows],
             "p_keys": self.keys[:, samples],
-            "p_values": self.values[:, samples],
-            "p_row": self.row[where],
+            "p_measure": self.measure[samples],
+            "p_row": self.row[:, samples, rows],
             "p_w_key": self.w_key,
             "p_w_product": self.w_product,
             "p_scale": self.scale[samples],
@@ -121,30 +146,48 @@ class TritonPairs:
             "enable_fp_fusion": True,  # the default depends on Triton's version
         }
 
+    def _bias_tile(self, samples: slice, rows: slice) -> Tensor | None:
+        if self.bias is None:
+            return None
+        tile = self.bias.tile(samples, rows)
+        self.bias_blocks = tile.shape[1]
+        return tile
+
     # Forward
 
     def forward(self) -> Tensor:
         """[B, n_q, H, d_h] in float32."""
-        out = torch.empty_like(self.queries)
-        group_bytes = self.width * self.head_dim * self.keys.element_size()
+        out = self.row.new_empty(self.queries.shape)
         with on_device(self.keys.device):
-            for samples, rows in self._bias_chunks(group_bytes, with_gradient=False):
-                tile = self.bias and self.bias.tile(samples, rows)
-                for where, in_tile in self._chunks(samples, rows, group_bytes):
-                    moments = self._moments(where, tile if tile is None else of_samples(tile, in_tile))
-                    out[where] = float32_product(moments, self.w2).view(out[where].shape)
+            for samples, rows in self._bias_chunks(with_gradient=False):
+                tile = self._bias_tile(samples, rows)
+                for chunk, queries in self._moment_chunks(samples, rows):
+                    part = self._part(tile, chunk, queries, samples, rows)
+                    moments = self._moments(chunk, queries, part)
+                    target = out[:, chunk, queries]
+                    if target.is_contiguous():  # whole samples of a batch that is not cut: no copy
+                        float32_product(moments, self.w2, out=target.view(self.num_heads, -1, self.head_dim))
+                    else:
+                        target.copy_(float32_product(moments, self.w2).view(target.shape))
         return resize("queries", out.permute(1, 2, 0, 3), self.sizes, self.given)
 
-    def _moments(self, where: tuple[slice, ...], tile: Tensor | None) -> Tensor:
+    def _part(self, tile: Tensor | None, chunk: slice, queries: slice, samples: slice, rows: slice) -> Tensor | None:
+        """The bias from a chunk's first sample and query on, in a tile that begins at ``samples`` and ``rows``."""
+        if tile is None:
+            return None
+        first = 0 if self.bias.is_shared else chunk.start - samples.start
+        return tile[first:, (queries.start - rows.start) // FRAGMENT_POSITIONS :]
+
+    def _moments(self, samples: slice, rows: slice, tile: Tensor | None) -> Tensor:
         """A of a chunk: [H, b * t, w * d_h]."""
-        heads, batch, count, _ = self.queries[where].shape
-        moments = self.keys.new_empty(heads, batch * count, self.width * self.head_dim)
+        batch, count = samples.stop - samples.start, rows.stop - rows.start
+        moments = self.keys.new_empty(self.num_heads, batch * count, self.width * self.head_dim)
 
         def grid(meta):
-            units = min(self.width, meta["ROWS"])
-            return heads * batch, math.ceil(count / (meta["ROWS"] // units)) * (self.width // units)
+            units = meta["ROWS"] // meta["BP"]
+            return self.num_heads * batch, math.ceil(count / meta["BP"]) * (self.width // units)
 
-        itnet_fwd_kernel[grid](**self._launch_arguments(where, tile), p_moments=moments)
+        itnet_fwd_kernel[grid](**self._launch_arguments(samples, rows, tile), p_moments=moments)
         return moments
 
     # Backward
@@ -152,134 +195,112 @@ class TritonPairs:
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
         """Gradients of the named arguments, in their layout. They accumulate in float32."""
         grad_out = resize("queries", grad_out, self.given, self.sizes)
-        upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
+        self.upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
-        # Every chunk has queries of its own, and writes theirs.
-        grads |= {"queries": torch.empty_like(self.queries), "row": torch.empty_like(self.row)}
-        grads["keys"] = self.queries.new_zeros(self.num_heads, self.batch, self.num_keys, self.head_dim)
-        grads["content"] = self.queries.new_zeros(2, self.width, self.head_dim)  # of W_uy and W_had
-        pending = []  # (A, dL/dout) of chunks that dW2 does not hold yet
-        group_bytes, half_scale = self._backward_bytes(), 0.5 * self.scale
+        grads["row"] = torch.empty_like(self.row)  # every program has rows of its own
+        partial = self._partial_sums("measure" in grads)
         with on_device(self.keys.device):
-            for samples, rows in self._bias_chunks(group_bytes, with_gradient=True):
-                tile = self.bias and self.bias.tile(samples, rows)
+            for samples, rows in self._bias_chunks(with_gradient=self.inputs.has_position_bias):
+                tile = self._bias_tile(samples, rows)
+                self._backward_chunk(samples, rows, tile, grads["row"], partial)
                 if self.inputs.has_position_bias:
-                    grad_bias = self.queries.new_zeros(*tile.shape[:3], self.num_keys)
-                for where, in_tile in self._chunks(samples, rows, group_bytes):
-                    part = tile if tile is None else of_samples(tile, in_tile)
-                    grad_pre = self._backward_chunk(where, part, upstream[where], grads, pending)
-                    if self.inputs.has_position_bias:
-                        self._add_to_bias(of_samples(grad_bias, in_tile), grad_pre, half_scale[where[1]])
-                if self.inputs.has_position_bias:
-                    self.bias.backward(samples, rows, grad_bias, grads)
-        self._add_to_w2(grads, pending, least_bytes=0)
-        grads["w_key"], grads["w_product"] = (grad.clone() for grad in grads.pop("content"))
+                    self.bias.backward(samples, rows, self._bias_gradient(samples, rows, tile), grads)
+        grads["queries"] = partial.queries.sum(0)
+        grads["keys"] = partial.keys[..., : self.num_keys, :].sum(0)
+        grads["w2"] = partial.w2.sum(0)
+        grads["w_key"], grads["w_product"] = (part.sum((0, 1)) for part in partial.content.unbind(2))
+        if "measure" in grads:
+            grads["measure"] = partial.measure[..., : self.num_keys].sum((0, 1))
         grads |= {name: grads[name].permute(1, 2, 0, 3) for name in HEAD_MAJOR}
         return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
 
-    @staticmethod
-    def _add_to_w2(grads: dict[str, Tensor], pending: list[tuple[Tensor, Tensor]], least_bytes: int) -> None:
-        """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
-        if pending and sum(moments.nbytes for moments, _ in pending) >= least_bytes:
-            moments, upstream = (torch.cat(parts, dim=1) for parts in zip(*pending, strict=True))
-            grads["w2"] += float32_product(moments.mT, upstream)
-            pending.clear()
-
-    def _add_to_bias(self, grad_bias: Tensor, grad_pre: Tensor, scale: Tensor) -> None:
-        """dL/dP [b or 1, t, w, n_k] += the chunk's part, from dL/dpre / scale [H, b, t, w, padded_keys]."""
-        per_sample = grad_pre[..., : self.num_keys].sum(0, dtype=torch.float32)  # [b, t, w, n_k]
-        if self.bias.is_shared:
-            grad_bias += torch.tensordot(scale, per_sample, dims=1)
-        else:
-            torch.mul(per_sample, scale[:, None, None, None], out=grad_bias)
-
-    def _backward_bytes(self) -> int:
-        """Workspace of one (head, sample, query)."""
-        tile_rows = BACKWARD_POSITIONS * self.backward_units
-        pairs = self.width * self.padded_keys  # dL/dpre, and the key partials of width / tile_rows tiles
-        moments = 2 * self.width * self.head_dim
-        return (pairs + moments) * self.keys.element_size() + 4 * pairs * self.head_dim // tile_rows
-
-    def _backward_chunk(self, where, tile, upstream: Tensor, grads: dict[str, Tensor], pending: list) -> Tensor:
-        """Adds the chunk's gradients to ``grads``; returns 2 dL/dpre / scale [H, b, t, w, padded_keys]."""
-        heads, batch, count, dim = upstream.shape
-        width, units, samples = self.width, self.backward_units, where[1]
-        position_tiles = math.ceil(count / BACKWARD_POSITIONS)
-        tiles = position_tiles * (width // units)
-        upstream = upstream.reshape(heads, batch * count, dim)
-        grad_moments = upstream @ self.w2.mT  # dA [H, b * t, w * d_h]
-        moments = torch.empty_like(grad_moments)
-        # A causal program writes the keys it sees only.
-        new = self.queries.new_zeros if self.inputs.is_causal else self.queries.new_empty
-        pairs = (heads, batch, count, width, self.padded_keys) if tile is not None else (1,)
-        grad_pre = new(pairs, dtype=self.dtype)
-        grad_keys = new(heads, batch, tiles, self.padded_keys, dim)
-        grad_measure = new(heads, batch, tiles, self.padded_keys) if "measure" in grads else self.measure
-        grad_queries = self.queries.new_empty(width // units, heads, batch, count, dim)
-        grad_content = self.queries.new_empty(2, heads * batch * position_tiles, width, dim)
-        itnet_bwd_kernel[(heads * batch, tiles)](
-            **self._launch_arguments(where, tile),
-            p_measure=self.measure[samples],
-            p_dmoments=grad_moments,
-            p_moments=moments,
-            p_dbias=grad_pre,
-            p_drow=grads["row"][where],
-            p_dqueries=grad_queries,
-            p_dw_key=grad_content[0],
-            p_dw_product=grad_content[1],
-            p_dkeys=grad_keys,
-            p_dmeasure=grad_measure,
-            BP=BACKWARD_POSITIONS,
-            KC=units,
-            NEEDS_MEASURE="measure" in grads,
+    def _partial_sums(self, needs_measure: bool) -> "PartialSums":
+        """Zeros for what programs add to: a place for each group of hidden units, or for each group of samples."""
+        units, samples = self._groups()
+        zeros, pairs = self.row.new_zeros, (units, self.num_heads, self.batch)
+        return PartialSums(
+            group_units=self.width // units,
+            group_samples=math.ceil(self.batch / samples),
+            queries=zeros(*pairs, self.num_queries, self.head_dim),
+            keys=zeros(*pairs, self.padded_keys, self.head_dim),
+            measure=zeros(*pairs, self.padded_keys) if needs_measure else self.measure,
+            content=zeros(samples, self.num_heads, 2, self.width, self.head_dim),
+            w2=zeros(samples, *self.w2.shape),
         )
-        pending.append((moments, upstream))
-        self._add_to_w2(grads, pending, WORKSPACE_BYTES // 4)
-        grads["content"] += grad_content.sum(1)
-        # Not `grads[...] +=`, which would copy the sum once more.
-        torch.sum(grad_queries, 0, out=grads["queries"][where])
-        grads["keys"][:, samples].add_(grad_keys[..., : self.num_keys, :].sum(2))
-        if "measure" in grads:
-            grads["measure"][samples].add_(grad_measure[..., : self.num_keys].sum((0, 2)))
-        return grad_pre
+
+    def _groups(self) -> tuple[int, int]:
+        """Numbers of groups of hidden units and of samples: a program has one of each, for one head.
+
+        Fewer of them are longer programs, which may leave multiprocessors idle; more are more partial sums, which are
+        written and read once. The cost of a choice is the time that idle multiprocessors lose and that of the sums, in
+        elements: memory moves a number (4 bytes, twice) in the time of some 16 elements.
+        """
+        slots = multiprocessors(self.keys.device)
+        elements = self.num_heads * self.batch * self.num_queries * self.num_keys * self.width
+        per_units = self.num_heads * self.batch * (self.num_queries + self.padded_keys) * self.head_dim
+
+        def cost(choice: tuple[int, int]) -> float:
+            units, samples = choice
+            longest = math.ceil(self.batch / samples) / self.batch / units / self.num_heads  # share of a program
+            waves = math.ceil(self.num_heads * units * math.ceil(self.batch / math.ceil(self.batch / samples)) / slots)
+            return elements * waves * longest * slots + 16 * (units * per_units + samples * self.w2.numel())
+
+        choices = (
+            (2**power, samples) for power in range(self.width.bit_length()) for samples in range(1, self.batch + 1)
+        )
+        return min((choice for choice in choices if self.width // choice[0] >= LARGEST_UNITS), key=cost)
+
+    def _backward_chunk(self, samples: slice, rows: slice, tile: Tensor | None, grad_row: Tensor, partial) -> None:
+        """Adds the chunk to the partial sums and writes its part of the row term's gradient."""
+        groups = self.width // partial.group_units, math.ceil((samples.stop - samples.start) / partial.group_samples)
+        itnet_fused_bwd_kernel[self.num_heads, *groups](
+            **self._launch_arguments(samples, rows, tile),
+            p_upstream=self.upstream[:, samples, rows],
+            p_w2=self.w2,
+            p_drow=grad_row[:, samples, rows],
+            p_dqueries=partial.queries[:, :, samples, rows],
+            p_dkeys=partial.keys[:, :, samples],
+            p_dmeasure=partial.measure[:, :, samples] if partial.measure.dim() == 4 else partial.measure,
+            p_dcontent=partial.content,
+            p_dw2=partial.w2,
+            group_samples=partial.group_samples,
+            group_units=partial.group_units,
+            NEEDS_MEASURE=partial.measure.dim() == 4,
+        )
+
+    def _bias_gradient(self, samples: slice, rows: slice, tile: Tensor) -> Tensor:
+        """dL/dP [b or 1, t, w, n_k] of a chunk, summed over heads and over the samples that share it."""
+        count, queries = samples.stop - samples.start, rows.stop - rows.start
+        grad = self.row.new_empty(len(tile), queries, self.width, self.padded_keys, dtype=self.bias.gradient_dtype)
+        arguments = self._launch_arguments(samples, rows, tile) | {"samples": count // len(tile)}
+        del arguments["HAS_BIAS"]
+
+        def grid(meta):
+            units = meta["ROWS"] // meta["BP"]
+            tiles = math.ceil(queries / meta["BP"]) * (self.width // units)
+            return tiles, self.padded_keys // meta["BK"], len(tile)
+
+        itnet_position_gradient_kernel[grid](
+            **arguments, p_upstream=self.upstream[:, samples, rows], p_w2=self.w2, p_dbias=grad, heads=self.num_heads
+        )
+        return grad[..., : self.num_keys]
 
 
-def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
-    """Which form of gelu.py the kernels use."""
-    if dtype == torch.float32:
-        return "erf"
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return "tanh.approx" if is_nvidia and not is_interpreted() else "tanh"
+class PartialSums(NamedTuple):
+    """What the programs of the backward kernel add to, chunk by chunk, in float32."""
+
+    group_units: int  # hidden units of a program
+    group_samples: int  # samples of a program
+    queries: Tensor  # [unit groups, H, B, n_q, d_h]
+    keys: Tensor  # [unit groups, H, B, padded_keys, d_h]
+    measure: Tensor  # [unit groups, H, B, padded_keys]; the measure itself if nobody wants its gradient
+    content: Tensor  # [sample groups, H, 2, w, d_h], of W_uy and W_had
+    w2: Tensor  # [sample groups, H, w * d_h, d_h]
 
 
-def dot_precision(device: torch.device) -> str:
-    """The precision of float32 products: float32, unless PyTorch's old or new setting allows TF32.
-
-    NVIDIA's tensor cores reach it by three TF32 products ("tf32x3"), 2^-21 relative error.
-    """
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "ieee"
-    try:  # torch >= 2.9; the old function raises once the new setting was used
-        allowed = torch.backends.cuda.matmul.fp32_precision
-    except AttributeError:
-        allowed = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return "tf32" if allowed == "tf32" else "tf32x3"
-
-
-def device_major(device: torch.device) -> int | None:
-    """Major compute capability of an NVIDIA device."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return torch.cuda.get_device_capability(device)[0] if is_nvidia else None
-
-
-def float32_product(left: Tensor, right: Tensor) -> Tensor:
+def float32_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """left @ right of [H, m, k] and [H, k, n], accumulated and returned in float32 whatever their dtype."""
     has_out_dtype = "dtype" in torch.ops.aten.bmm.overloads()  # torch >= 2.8
     if left.dtype != torch.float32 and left.is_cuda and torch.version.hip is None and has_out_dtype:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
-
-
-def on_device(device: torch.device):
-    """Triton launches on the current device: makes it that of the tensors."""
-    return contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+        return torch.bmm(left, right, out_dtype=torch.float32, out=out)
+    return torch.bmm(left.float(), right.float(), out=out)
