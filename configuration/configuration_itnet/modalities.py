@@ -89,7 +89,7 @@ _LANGUAGE_MODEL = {
     "initializer_range": 0.05,
     "kernel_inputs": ("x-y", "u_x", "u_y", "u_x*u_y"),
     "kernel_init_scale": 1.0,
-    "kernel_hidden_size": 16,
+    "kernel_hidden_size": 8,
     "factor_form": "matrix",
     "factor_decay": True,
 }

@@ -73,7 +73,7 @@ def run(study: Study, description: str) -> argparse.Namespace:
     else:
         for problem, model in pairs:
             try:
-                if args.timed and model != problem.clock:
+                if args.timed and problem.is_timed(model):
                     run_timed_rows(problem, model, args.logs, args.seeds or problem.timed_seeds)
                 elif not args.timed:
                     run_rows(problem, model, args.logs, problem.seeds if args.seeds is None else args.seeds)

@@ -134,6 +134,7 @@ def section(problem: Searched, folder: Path, script: str) -> list[str]:
     lines = [f"### {problem.title}", "", text, "", *both(problem, equal, trivial, len(problem.seeds))]
     if any(timed.values()):
         timed[problem.clock] = equal[problem.clock][: len(problem.timed_seeds)]
+        timed = {model: logs for model, logs in timed.items() if not problem.contestants[model].tuned_as}
         lines += [f"At the training time of {problem.contestants[problem.clock].label}:", ""]
         lines += both(problem, timed, trivial, len(problem.timed_seeds))
     return [*lines, *searches(problem, folder), ""]

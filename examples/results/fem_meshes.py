@@ -72,7 +72,8 @@ def solve_darcy(nodes: np.ndarray, triangles: np.ndarray, permeability, source) 
     from skfem import Basis, BilinearForm, ElementTriP2, LinearForm, MeshTri, asm, condense, solve
     from skfem.helpers import dot, grad
 
-    basis = Basis(MeshTri(nodes.T, triangles.T), ElementTriP2())
+    mesh = MeshTri(np.ascontiguousarray(nodes.T), np.ascontiguousarray(triangles.T))
+    basis = Basis(mesh, ElementTriP2())
     stiffness = asm(BilinearForm(lambda u, v, w: permeability(w.x) * dot(grad(u), grad(v))), basis)
     load = asm(LinearForm(lambda v, w: source(w.x) * v), basis)
     solution = solve(*condense(stiffness, load, D=basis.get_dofs()))

@@ -40,7 +40,7 @@ def estimate(problem: Searched, model: str, clock: float | None = None, steps: i
     trials = 0 if rival.tuned_as or problem.base else problem.budget
     one = problem.steps * step + problem.curve * validation + test
     given = problem.steps * (clock or step) + problem.curve * validation + test
-    timed = len(problem.timed_seeds) * given if problem.clock and model != problem.clock else 0.0
+    timed = len(problem.timed_seeds) * given if problem.is_timed(model) else 0.0
     count = sum(parameter.numel() for parameter in built.parameters())
     return Estimate(
         count, step, validation, test, trials * (short * step + looks * validation), len(problem.seeds) * one, timed

@@ -57,6 +57,10 @@ class Searched(Problem):
     base_logs: Path | None = None
     scale: float = 1.0  # factor of the weight matrices that a model starts with
 
+    def is_timed(self, model: str) -> bool:
+        """Whether a model has rows of equal time of its own: the clock has its rows of equal steps, ablations none."""
+        return bool(self.clock) and model != self.clock and not self.contestants[model].tuned_as
+
     def space(self, model: str) -> Space:
         return Space(LADDER, self.rates, {**self.knobs, **self.contestants[model].knobs})
 

@@ -71,7 +71,7 @@ def run_study(study: Study, description: str) -> argparse.Namespace:
         write(args.page, study.page(found, args.logs), study.script)
         return args
     if study.baselines and args.baselines:
-        for name in args.only or found:
+        for name in args.only or (name for name, problem in found.items() if not problem.tuned_on):
             study.baselines(found[name], args.logs)
         return args
     torch.set_num_threads(args.threads)

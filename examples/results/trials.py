@@ -37,6 +37,7 @@ class Contestant:
     label: str
     build: Callable[[ITNetConfig], nn.Module]
     settings: dict = field(default_factory=dict)
+    rates: tuple[float, ...] = ()  # learning rates to try first, if other than those of the problem
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def evaluate(model: nn.Module, problem: Problem, batches: Iterator[dict]) -> flo
 
 def tuned(problem: Problem, model: str, folder: Path) -> tuple[float | None, list[Trial]]:
     """The learning rate that logs decide for a model, or None and the trials that are missing for it."""
-    rates = problem.rates
+    rates = problem.contestants[model].rates or problem.rates
     while True:
         trials = [Trial(problem, model, rate, TUNING_SEED) for rate in rates]
         logs = [trial.read(folder) for trial in trials]

@@ -36,6 +36,7 @@ MODE_MODULES = {
     "itnet_kernels.low_rank.vector": ("low_rank", "near_far"),
     "itnet_kernels.near.balls": ("near_far",),
     "itnet_kernels.near.blocks": ("near_far",),
+    "itnet_kernels.near.windows": ("near_far",),
     "itnet_kernels.sampled.anchors": ("monte_carlo",),
     "itnet_kernels.sampled.monte_carlo": ("monte_carlo",),
     "modeling_itnet.integration.factors": ("low_rank", "near_far"),

@@ -40,7 +40,7 @@ class TestCreate:
         model, tokenizer = AutoModelForCausalLM.from_pretrained("m"), AutoTokenizer.from_pretrained("m")
         config = model.config
         assert type(model) is ITNetForCausalLM and config.is_causal
-        assert (config.integration_mode, config.near_size, config.kernel_hidden_size) == ("near_far", 4, 16)
+        assert (config.integration_mode, config.near_size, config.kernel_hidden_size) == ("near_far", 4, 8)
         assert config.fourier_scale == 3 / 8 * config.max_position_embeddings  # waves between neighbours
         assert (config.factor_form, config.factor_decay) == ("matrix", True)
         assert config.bos_token_id == config.eos_token_id == tokenizer.eos_token_id == tokenizer.bos_token_id

@@ -258,15 +258,18 @@ class TestCode:
         for mode in ("exact", "near_far", "low_rank", "monte_carlo"):
             make_model("image", integration_mode=mode).save_pretrained(tmp_path / mode, with_code=True)
             files[mode] = {path.stem for path in (tmp_path / mode).glob("*.py")}
-        factors = {f"itnet_kernels_low_rank_{name}" for name in ("matrix", "state", "vector")}
-        factors |= {"modeling_itnet_integration_factors"}
+        factors = {"modeling_itnet_integration_factors"}
+        factors |= {name for name in files["low_rank"] if name.startswith("itnet_kernels_low_rank_")}
+        names = ("matrix", "state", "vector", "fused", "step")
+        assert factors >= {f"itnet_kernels_low_rank_{name}" for name in names}
         samples = {f"itnet_kernels_sampled_{name}" for name in ("anchors", "monte_carlo")}
-        near = {"itnet_kernels_near_balls", "itnet_kernels_near_blocks", "modeling_itnet_integration_near"}
+        near = {f"itnet_kernels_near_{name}" for name in ("balls", "blocks", "windows")}
+        near |= {"modeling_itnet_integration_near"}
         assert files["low_rank"] - files["exact"] == factors
         assert files["near_far"] - files["exact"] == factors | near
         assert files["monte_carlo"] - files["exact"] == samples | {"modeling_itnet_integration_proposal"}
         assert files["exact"] <= files["near_far"] & files["monte_carlo"]
-        assert not any("exact" in file or "integral_transform" in file for file in files["low_rank"])
+        assert not any("integral_transform" in file for file in files["low_rank"])
         code = (tmp_path / "exact" / "modeling_itnet_operator.py").read_text(encoding="utf-8")
         names = {}
         exec(code[code.index("class ITNetFactors:") :].partition("\n\n")[0], names)

@@ -213,6 +213,16 @@ def test_opcheck_and_flops(problem):
     assert counter.get_total_flops() == 4 * one
 
 
+def test_compiles_into_one_graph(problem):
+    problem_ = line(problem, 4, inputs=("x-y", "u_x*u_y")).to(torch.float32)
+    run = torch.compile(lambda u: replace(problem_, u=u).run("triton"), backend="aot_eager", fullgraph=True)
+    u = problem_.u.clone().requires_grad_()
+    run(u).sum().backward()
+    expected = problem_.u.clone().requires_grad_()
+    replace(problem_, u=expected).run("triton").sum().backward()
+    torch.testing.assert_close(u.grad, expected.grad)
+
+
 def test_autocast_lowers_float32(problem):
     problem_ = line(problem, 5).to(torch.float32)
     exact = problem_.run("triton")

@@ -150,7 +150,7 @@ def _weight_gradient(left: Tensor, z: Tensor, hidden: Tensor, dtype: torch.dtype
 
 
 def _float32_product(left: Tensor, right: Tensor) -> Tensor:
-    from ..exact.triton.pairs import float32_product
+    from ..sampled.triton.device import float32_product
 
     return float32_product(left, right)
 

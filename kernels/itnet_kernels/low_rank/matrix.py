@@ -166,7 +166,9 @@ def _causal(
 ) -> tuple[Tensor, Tensor, LowRankState]:
     """Takes as many queries as keys; returns outputs and means that are not yet over the mass, and the last state."""
     count, all_values, is_fused = f.shape[1], keys.values, keys.is_fused
-    size = min(count, _FUSED_BLOCK if is_fused else _BLOCK)
+    size = min(count, _BLOCK)
+    if is_fused:  # few sizes: kernels are compiled for each
+        size = min(1 << (count - 1).bit_length(), _FUSED_BLOCK)
     f, g, values = (_in_blocks(tensor, size) for tensor in (f, g, all_values))  # [B, k, C, H, ...]
     visible, late = f, g  # as the state before a block finds f, and the state after it g
     times = decays = None

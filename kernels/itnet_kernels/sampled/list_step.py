@@ -22,9 +22,8 @@ _SCHEMA = ", ".join(f"Tensor {name}" for name in _TENSORS)
     schema=f"({_SCHEMA}, Tensor? indices, int[] columns, bool has_frequencies, ScalarType operand_dtype) -> Tensor",
 )
 def _step(*given):
-    from ..exact.triton.pairs import dot_precision, gelu_form, on_device
-    from ..low_rank.triton.launch import TRITON_TYPES  # these import triton, which may not be installed
-    from .triton.configs import power_of_two
+    from .triton.configs import power_of_two  # these import triton, which may not be installed
+    from .triton.device import TRITON_TYPES, dot_precision, gelu_form, on_device
     from .triton.step import list_step_kernel
 
     *tensors, indices, columns, has_frequencies, dtype = given

@@ -7,9 +7,10 @@ Each is a gradient of the others.
 """
 
 from ...exact.triton.gelu import tl, triton
+from ...sampled.triton.tile import NOT_SPECIALISED
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def project_kernel(
     p_u,  # [B n, H, D]
     p_other,  # h [B n, H, K], or z [B n, H, R] for the hidden units
@@ -55,7 +56,7 @@ def project_kernel(
         tl.store(p_out + o_nk, b_sum, mask=m_nk)
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def expand_kernel(
     p_z,  # [B n, H, R]
     p_hidden,  # h [B n, H, K]

@@ -1,9 +1,10 @@
 """Two kernels that are each other's gradient: sum_j omega_j g_j v_j^T over positions, and f_i T at every position."""
 
 from ...exact.triton.gelu import tl, triton
+from ...sampled.triton.tile import NOT_SPECIALISED
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def feature_sum_kernel(
     p_g,  # [B, n, H, R]
     p_v,  # [B, n, H, C]
@@ -47,7 +48,7 @@ def feature_sum_kernel(
     tl.store(p_sums + o_out, b_acc, mask=(o_r <= R)[:, None] & (o_c < C)[None, :])
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def feature_apply_kernel(
     p_f,  # [B, n, H, R]
     p_t,  # [B, H, R + ONE, A] float32; a last row, if there is one, is added everywhere

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ...exact.triton.gelu import tl
-from ...exact.triton.pairs import dot_precision, on_device
 from ...sampled.triton.configs import power_of_two
+from ...sampled.triton.device import TRITON_TYPES, dot_precision, on_device
 from .factors import expand_kernel, project_kernel
 from .features import feature_apply_kernel, feature_sum_kernel
 from .scan import scan_kernel
 from .within import within_bwd_kernel, within_fwd_kernel
 
-TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _POSITIONS = 64  # of a tile
 _SPAN = 512  # positions that one program sums over, at least
 _MOST_SPLITS = 64

@@ -1,6 +1,7 @@
 """Running sums y_i = a_i y_(i-1) + x_i over positions, and their gradient, a running sum from the other end."""
 
 from ...exact.triton.gelu import tl, triton
+from ...sampled.triton.tile import NOT_SPECIALISED
 
 
 @triton.jit
@@ -9,7 +10,7 @@ def combine(a_left, x_left, a_right, x_right):
     return a_left * a_right, a_right * x_left + x_right
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def scan_kernel(
     p_x,  # [B, n, C]
     p_factors,  # a [B, n, C]

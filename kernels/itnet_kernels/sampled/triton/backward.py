@@ -10,10 +10,10 @@ The host adds up what is stored for each pair by the list of the pairs of every 
 """
 
 from ...exact.triton.gelu import gelu_gate, gelu_slope, tl, triton
-from .tile import mean_of_keys, pre_activations, program_place, virtual_queries
+from .tile import NOT_SPECIALISED, mean_of_keys, pre_activations, program_place, virtual_queries
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def list_bwd_kernel(
     p_queries,  # as in the forward, down to p_w_product
     p_keys,

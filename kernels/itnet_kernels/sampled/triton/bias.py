@@ -5,11 +5,12 @@ unit and tile of keys: neither far coordinates nor batch mates cost digits.
 """
 
 from ...exact.triton.gelu import tl, triton
+from .tile import NOT_SPECIALISED
 
 _LARGEST = tl.constexpr(2.0**14)
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def list_bias_kernel(
     p_x,  # [S, R, DIM] float32, relative to the centre of the keys; S is the number of samples, or 1 for all
     p_y,  # [S, n, DIM] float32, the same

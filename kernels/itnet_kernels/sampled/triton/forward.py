@@ -1,10 +1,10 @@
 """The forward of the sum over listed keys: A_i[k, c] = sum_m c_im GELU(pre_im[k]) u_j[c]; and sum_m c_im u_j."""
 
 from ...exact.triton.gelu import gelu_gate, tl, triton
-from .tile import mean_of_keys, pre_activations, program_place, virtual_queries
+from .tile import NOT_SPECIALISED, mean_of_keys, pre_activations, program_place, virtual_queries
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def list_fwd_kernel(
     p_queries,  # [B, R, H, D]
     p_keys,  # [B, n, H, D], in the dtype of the products

@@ -6,11 +6,12 @@ A chunk is a range of samples times a range of queries, for all heads. What live
     forward    moments A [H, b, t, w, d_h]
     backward   A, dA, dQ [H, b, t, w, d_h], dL/dpre [b, t, H, w, M], gradients of keys per pair [b, t, M, H, d_h]
 
-and is at most ``ITNET_WORKSPACE_MB`` (256) megabytes, unless one query needs more. Tensors keep the layout
+and is at most ``ITNET_LIST_WORKSPACE_MB`` (256) megabytes, unless one query needs more. Tensors keep the layout
 [B, n, H, d_h]: the rows of a key for all heads lie side by side. Equal inputs give equal bits.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,15 +20,16 @@ from torch import Tensor
 
 from ...exact.pair_inputs import POSITIONS, slices
 from ...exact.position_bias import bias_gradients
-from ...exact.triton.pairs import WORKSPACE_BYTES, device_major, dot_precision, float32_product, gelu_form, on_device
 from ..list_sum import ListInputs
 from ..sampled import take_keys
 from .backward import list_bwd_kernel
 from .bias import list_bias_kernel
 from .configs import list_tile, power_of_two
+from .device import device_major, dot_precision, float32_product, gelu_form, on_device
 from .forward import list_fwd_kernel
 from .sums import content_sum_kernel, pair_sum_kernel
 
+WORKSPACE_BYTES = int(os.environ.get("ITNET_LIST_WORKSPACE_MB", "256")) * 2**20
 _BIAS_KEYS = 64  # keys of a tile of the bias
 _SPLITS = 64  # parts at most in which the gradients of W_uy and W_had are added up
 

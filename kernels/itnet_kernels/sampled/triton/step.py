@@ -5,6 +5,7 @@ of each group, W2 [(a, c), k] by tiles of its units. The units' parts of the out
 """
 
 from ...exact.triton.gelu import gelu_gate, tl, triton
+from .tile import NOT_SPECIALISED
 
 
 @triton.jit
@@ -13,7 +14,7 @@ def weight_columns(p_w1, o_unit, o_column, first, m, COLUMNS: tl.constexpr):
     return tl.load(p_w1 + o_unit[:, None] * COLUMNS + first + o_column[None, :], mask=m, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def list_step_kernel(
     p_query,  # u of the query [B, H, D]
     p_keys,  # [B, n, H, D]

@@ -1,9 +1,10 @@
 """Sums of what the backward of listed keys stores, in a fixed order and without atomics."""
 
 from ...exact.triton.gelu import tl, triton
+from .tile import NOT_SPECIALISED
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def pair_sum_kernel(
     p_parts,  # [samples, pairs, TILES, COLUMNS]: pairs of a chunk are [rows, M], their tiles lie [rows, TILES, M]
     p_order,  # the pairs of every key, one key after the other: [samples or 1, all pairs]
@@ -45,7 +46,7 @@ def pair_sum_kernel(
     tl.store(p_total + o_total, b_sum, mask=m_column)
 
 
-@triton.jit
+@triton.jit(**NOT_SPECIALISED)
 def content_sum_kernel(
     p_dvirtual,  # dQ [H, samples, rows, W, D]
     p_queries,  # [B, R, H, D]

@@ -2,6 +2,11 @@
 
 from ...exact.triton.gelu import tl, triton
 
+# Integers that change from call to call: code for their special values would be compiled again and again.
+_SIZES = "first_row first_sample rows samples all_rows num_keys length range_tiles per_list list_stride bias_stride"
+_SIZES += " x_stride y_stride all_samples chunk first_pair pairs keys order_stride starts_stride count span columns"
+NOT_SPECIALISED = {"do_not_specialize": _SIZES.split()}
+
 
 @triton.jit
 def program_place(heads, samples, TILES: tl.constexpr):
