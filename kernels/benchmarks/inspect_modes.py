@@ -120,7 +120,8 @@ def _list_step_constants(arch: str, dtype: str, head_dim: int, width: int) -> tu
     sizes = (128, 128, 128, 1, head_dim, head_dim, head_dim)
     columns = {f"AT_{name}": sum(sizes[:k]) for k, name in enumerate(names)} | {"COLUMNS": sum(sizes)}
     constants, options = _low_rank_constants(arch, dtype, head_dim, width)
-    own = {"W": width, "F": 128, "L": 64, "L_PADDED": 64, "DIM": 1, "LISTED": True, "KC": 16, "BK": 64}
+    own = {"W": width, "F": 128, "L": 64, "L_PADDED": 64, "DIM": 1, "LISTED": True, "KC": 16}
+    own["BK"] = 64 if head_dim <= 64 else 32
     return constants | columns | own, options
 
 

@@ -11,7 +11,7 @@ from ..transforms import is_transformed, operator_namespace
 from ..weights import KERNEL_INPUTS, KernelWeights, kernel_group_sizes
 
 _UNITS = 16  # hidden units of a program: a token has few queries, and the weights are what takes time to read
-_KEYS = 64
+_KEYS = 64  # of a tile; half as many for heads larger than 64, which would spill
 _TENSORS = ("query", "keys", "gamma_x", "gamma_y", "differences", "coefficients", "w1", "b1", "w2", "b2")
 _SCHEMA = ", ".join(f"Tensor {name}" for name in _TENSORS)
 
@@ -46,7 +46,8 @@ def _step(*given):
             w2_stride=0 if len(own["w2"]) == 1 else head_dim**2,
             W=width, COLUMNS=num_columns, D=head_dim, D_PADDED=power_of_two(head_dim), F=features, L=frequencies,
             L_PADDED=power_of_two(max(frequencies, 1)), DIM=own["differences"].shape[2],
-            **dict(zip(names, columns, strict=True)), LISTED=indices is not None, KC=_UNITS, BK=_KEYS,
+            **dict(zip(names, columns, strict=True)), LISTED=indices is not None, KC=_UNITS,
+            BK=_KEYS if head_dim <= 64 else _KEYS // 2,
             GELU=gelu_form(dtype, device), DTYPE=TRITON_TYPES[dtype], PRECISION=dot_precision(device), num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
