@@ -35,7 +35,7 @@ def requested_mode(config: ITNetConfig) -> str:
 
 
 #: Most positions that "auto" integrates exactly where ``exact_max_positions`` is None: on a CPU, and on a GPU, whose
-#: exact kernels are predicted to be as fast as Monte Carlo integration up to about this length (docs/kernels.md).
+#: exact kernels are estimated to be as fast as Monte Carlo integration up to about this length (docs/decisions.md).
 EXACT_ON_CPU, EXACT_ON_GPU = 512, 8192
 
 
