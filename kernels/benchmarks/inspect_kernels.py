@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.roofline is not None:
         rows = roofline(options.roofline)
-        print(json.dumps(rows, indent=2) if options.json else _table(rows))
+        print(json.dumps(rows, indent=2) if options.json else table(rows))
         return
     reports = [
         inspect_kernel(kernel, config, options.arch, head_dim, width, options.dtype)
@@ -78,7 +78,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"kernels": [asdict(r) for r in reports]}, indent=2))
     else:
-        print(_table([_row(report) for report in reports]))
+        print(table([_row(report) for report in reports]))
     faults = [f"{r.kernel} d_h={r.head_dim} w={r.width} {r.config}: {fault}" for r in reports for fault in r.faults()]
     if options.check and faults:
         sys.exit("\n".join(faults))
@@ -108,7 +108,7 @@ def _row(report: KernelReport) -> dict:
     }
 
 
-def _table(rows: list[dict]) -> str:
+def table(rows: list[dict]) -> str:
     cells = [list(rows[0]), *[["-" if value is None else str(value) for value in row.values()] for row in rows]]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

@@ -16,20 +16,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from inspect_kernels import (
+import triton
+from inspect_kernels import table
+from sass import (
     SHARED_LIMIT,
     SMALL_SHARED_LIMIT,
-    ASTSource,
-    GPUTarget,
-    _disassemble,
-    _table,
+    disassemble,
     itemsize,
     key_loop,
     major_of,
     serialisation_message,
-    triton,
 )
 from triton import language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from itnet_kernels.low_rank.triton.factors import expand_kernel, project_kernel
 from itnet_kernels.low_rank.triton.features import feature_apply_kernel, feature_sum_kernel
@@ -192,7 +192,7 @@ def inspect_mode(kernel: str, arch: str, dtype: str = "bf16", head_dim: int = 64
             int(re.search(rf"\.{name}:\s+(\d+)", listing)[1]) for name in ("vgpr_count", "vgpr_spill_count")
         )
         return ModeReport(*head, registers, 4 * spilled, spilled, 0, shared, {}, None)
-    usage, sass = _disassemble(compiled.asm["cubin"])
+    usage, sass = disassemble(compiled.asm["cubin"])
     body = key_loop(sass)
     tensor = {name: sum(op.startswith(name) for op in body) for name in ("HGMMA", "HMMA", "UTCHMMA")}
     return ModeReport(
@@ -225,7 +225,7 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(report) for report in reports], indent=2))
     else:
-        print(_table([_row(report) for report in reports]))
+        print(table([_row(report) for report in reports]))
     faults = [f"{r.kernel} {r.arch} {r.config}: {fault}" for r in reports for fault in r.faults()]
     if options.check and faults:
         sys.exit("\n".join(faults))

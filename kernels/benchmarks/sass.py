@@ -203,7 +203,7 @@ def inspect_kernel(
             int(re.search(rf"\.{name}:\s+(\d+)", listing)[1]) for name in ("vgpr_count", "vgpr_spill_count")
         )
         return KernelReport(*head, registers, 4 * spilled, spilled, compiled.metadata.shared)
-    usage, sass = _disassemble(compiled.asm["cubin"])
+    usage, sass = disassemble(compiled.asm["cubin"])
     lines = key_loop(sass)
     body = [line.split(" ", 1)[0] for line in lines]
     report = KernelReport(
@@ -243,7 +243,7 @@ def serialisation_message(ptx: str) -> str | None:
         raise RuntimeError(f"ptxas could not compile the kernel for {target}: {log}")
 
 
-def _disassemble(cubin: bytes) -> tuple[str, str]:
+def disassemble(cubin: bytes) -> tuple[str, str]:
     """(resource usage, SASS) by the tools that come with Triton."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
