@@ -80,7 +80,9 @@ def low_rank_matrix_transform(
         return (out.to(u.dtype), last) if return_state else out.to(u.dtype)
     with torch.autocast(u.device.type, enabled=False):
         keys, state = prepare_keys(u, rank, num_queries, **given)
-        keys = keys._replace(operand_dtype=operand_dtype if backend == "triton" else None)
+        # A GPU of AMD has no room for M_r of more than 64 features: PyTorch does it there.
+        has_room = torch.version.hip is None or not is_causal or u.shape[3] <= 64
+        keys = keys._replace(operand_dtype=operand_dtype if backend == "triton" and has_room else None)
         dtype, matrices = keys.measure.dtype, matrices.to(keys.measure.dtype)
         if not keys.is_fused:
             f, g = f.to(dtype), g.to(dtype)
