@@ -262,7 +262,10 @@ def timed_steps(problem: Searched, model: str, folder: Path) -> int:
 
 def seconds_per_step(problem: Searched, model: str, folder: Path) -> float:
     """CPU seconds, by the median of its rows of equal steps."""
-    logs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(f"{problem.name}.{model}.seed-*.json"))]
+    logs = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob(f"{problem.name}.{model}.seed-*.json"))
+    ]
     times = sorted(log["training_cpu_seconds"] / log["validation"][-1][0] for log in logs)
     if not times:
         raise Missing(f"{problem.name}.{model}.seed-*")

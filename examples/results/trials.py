@@ -37,7 +37,7 @@ class Contestant:
     label: str
     build: Callable[[ITNetConfig], nn.Module]
     settings: dict = field(default_factory=dict)
-    rates: tuple[float, ...] = ()  # learning rates to try first, if other than those of the problem
+    rates: tuple[float, ...] = field(default=(), kw_only=True)  # to try first, if other than those of the problem
 
 
 @dataclass(frozen=True)
