@@ -63,6 +63,7 @@ HELP_ONLY = {
     "kernels/benchmarks/run.py": "tests/kernels/test_benchmarks.py",
     "kernels/hub_repository.py": "tests/kernels/test_hub_kernel.py",
     "kernels/benchmarks/inspect_kernels.py": "tests/kernels/test_triton_compile.py",
+    "kernels/benchmarks/inspect_modes.py": "tests/kernels/test_triton_modes.py",
     "tests/hf_suite/run.py": "needs a clone of Transformers",
     "tests/fuzz/run.py": "tests/fuzz",
     "tests/sweep.py": "runs this suite",

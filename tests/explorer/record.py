@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--pictures", action="store_true", help="take the pictures, and measure nothing")
     parser.add_argument("--times", action="store_true", help="measure, and take no pictures")
     arguments = parser.parse_args()
-    record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    record = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as folder, open_browser() as visit:
         if not arguments.times:
             record["page bytes"] = take_pictures(visit, Path(folder))

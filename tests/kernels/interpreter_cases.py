@@ -213,7 +213,20 @@ def test_float16(problem, name):
     assert actual["out"].dtype == torch.float16
     for key, value in expected.items():
         error, allowed = ((results[key].double() - value).norm() for results in (actual, plain))
-        assert error <= 2 * allowed + torch.finfo(torch.float16).eps * value.norm(), f"{key}: {error} {allowed}"
+        size = value.norm() + (visible_mass_part(problem_, expected["out"]) if key == "measure" else 0)
+        assert error <= 2 * allowed + torch.finfo(torch.float16).eps * size, f"{key}: {error} {allowed} {size}"
+
+
+def visible_mass_part(problem, out: Tensor) -> Tensor | float:
+    """The size of what the normalisation of a causal sum takes away from the gradient of the measure: both parts are
+    rounded by themselves, before one is subtracted from the other."""
+    if not problem.is_causal:
+        return 0.0
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(out.shape, generator=generator, dtype=torch.float64)  # as in Problem.gradients
+    mass = problem.measure.cumsum(1)
+    per_query = ((upstream * out).sum((2, 3)) / mass).where(mass > 0, 0)
+    return per_query.flip(1).cumsum(1).norm()
 
 
 def plain_pytorch(problem) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ def test_written_and_read(tmp_path, monkeypatch):
     path = tuned.write("NVIDIA H200", key, {"forward": settings}, tmp_path)
     tuned.write("NVIDIA H200", tuned.problem_key(torch.float16, 64, 128), {"forward": settings | {"BK": 32}}, tmp_path)
     assert path.name == "nvidia-h200.json"
-    assert json.loads(path.read_text())["device"] == "NVIDIA H200"
+    assert json.loads(path.read_text(encoding="utf-8"))["device"] == "NVIDIA H200"
     assert tuned.tuned_settings("forward", "NVIDIA H200", key) == settings
     assert tuned.tuned_settings("forward", "NVIDIA H100", key) is None
     assert tuned.tuned_settings("fused_backward", "NVIDIA H200", key) is None

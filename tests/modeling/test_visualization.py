@@ -87,9 +87,10 @@ def test_model_is_left_as_it_was(tiny_model, tiny_inputs):
     still = kernel_norms(model, tiny_inputs("image"), 1)
     model.train()
     model.itnet.layers[0].eval()
+    hooks = [dict(module._forward_pre_hooks) for module in model.modules()]
     torch.testing.assert_close(kernel_norms(model, tiny_inputs("image"), 1), still, rtol=0, atol=0)
     assert model.training and model.itnet.layers[1].training and not model.itnet.layers[0].training
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert [dict(module._forward_pre_hooks) for module in model.modules()] == hooks
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
