@@ -11,7 +11,7 @@ import torch
 from common.arguments import DataArguments
 from common.data import load_split
 from common.streams import TokenBlocks, collate_blocks, ended
-from recall_problems import fitted_sizes, itnet_of_equal_size, peer
+from recall_problems import CAUSAL_LM, fitted_sizes, itnet_of_equal_size, peer
 from torch import nn
 from torch.nn import functional as F
 from trials import Batch, Contestant, Problem
@@ -25,29 +25,16 @@ LADDER = (3e-4, 5.5e-4, 1e-3, 1.7e-3, 3e-3, 5.5e-3, 1e-2)  # two learning rates 
 #: Settings of the ITNet whose number of parameters all models have. They were found on validation data of Gutenberg,
 #: in short runs at the tuning seed (docs/language.md). Positions are k / 128: neighbours are 3/8 of a wave of the
 #: typical frequency apart, so that the kernel can tell the places of a short window.
-SETTINGS = {
-    "modality": "text",
-    "is_causal": True,
+SETTINGS = CAUSAL_LM | {
     "vocab_size": 256,
     "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "intermediate_size": 744,
-    "num_fourier_features": 16,
     "fourier_scale": 48.0,
     "kernel_inputs": ("x-y", "u_x", "u_y", "u_x*u_y"),
     "kernel_hidden_size": 8,
-    "kernel_init_scale": 1.0,
     "initializer_range": 0.05,
-    "integration_mode": "near_far",
     "near_size": 4,
-    "factor_form": "matrix",
     "rank": 2,
-    "max_position_embeddings": 128,
-    "hidden_dropout_prob": 0.0,
-    "embedding_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
-    "pad_token_id": None,
 }
 
 

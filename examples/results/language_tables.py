@@ -11,7 +11,7 @@ from language_problems import MODELS, Language, corpus
 from ngrams import WittenBell
 from trials import TUNING_SEED, training_step
 
-TIMED = ("near_far", "gpt2", "llama")
+TIMED = ("near_far", "gpt2", "llama", "llama_conv", "mamba")
 PEERS = ("gpt2", "gpt2_conv", "llama", "llama_conv", "mamba")
 ORDERS = (1, 3, 5)
 

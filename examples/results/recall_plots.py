@@ -4,6 +4,7 @@ import re
 import statistics
 from pathlib import Path
 
+from figures import save
 from trial_tables import read_logs
 from trials import TUNING_SEED, Problem
 
@@ -52,6 +53,8 @@ def draw(problem: Problem, logs: list[dict], path: Path) -> None:
             if values:
                 plot.plot(*zip(*values, strict=True), marker="o", color=colours[name], label=label)
         plot.set_xscale("log", base=2)
+        plot.set_xticks([value for value, _ in points], [str(value) for value, _ in points])
+        plot.minorticks_off()
         plot.set_xlabel("tokens" if quantity == "n" else quantity)
     last = next((test for value, test in axes["n"] if value >= problem.longest), axes["n"][-1][1])
     for name, found in models.items():
@@ -59,13 +62,14 @@ def draw(problem: Problem, logs: list[dict], path: Path) -> None:
         if score is not None:
             plots[-1].plot(found[0]["state_size"], score, marker="o", linestyle="none", color=colours[name])
     plots[-1].set_xscale("log")
+    plots[-1].xaxis.set_minor_formatter("")  # labels would overlap
+    plots[-1].set_xlim(1e2, 1e5)
     plots[-1].set_xlabel(f"numbers kept of {problem.longest} tokens")
     plots[0].set_ylabel("accuracy")
     plots[0].set_ylim(-0.03, 1.03)
     figure.suptitle(problem.title)
     figure.legend(*plots[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    save(figure, path)
 
 
 def draw_all(problems: dict[str, Problem], folder: Path, figures: Path) -> list[Path]:

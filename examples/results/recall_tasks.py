@@ -38,25 +38,25 @@ def associative_recall(count: int, generator: Generator, *, length: int, pairs: 
     }
 
 
-def induction(count: int, generator: Generator, *, length: int, symbols: int = 32, distance: int = 8) -> Batch:
-    """Random symbols, in which a symbol is often followed by what followed it the last time: that is asked.
+def induction(count: int, generator: Generator, *, length: int, symbols: int = 16) -> Batch:
+    """In each sample every symbol, 1..symbols, has one successor, by a random permutation: what followed it before.
 
-    At every place where the symbol before it has occurred already, and its last occurrence is at least ``distance``
-    places back, a fair coin decides whether the text goes on as then, which is asked, or at random.
+    The text goes from symbol to successor and breaks off with chance 1/4: a blank, and then any symbol. A successor is
+    asked where the symbol before it has been followed already.
     """
-    random = torch.randint(symbols, (count, length), generator=generator)
-    coin = torch.rand(count, length, generator=generator) < 0.5
-    ids, labels = random.clone(), torch.full((count, length), NOTHING)
-    last = torch.full((count, symbols), length)  # place of the last occurrence; far in the future: none
+    follows = 1 + torch.rand(count, symbols, generator=generator).argsort(1)  # [B, symbols]
+    random = torch.randint(1, symbols + 1, (count, length), generator=generator)
+    breaks = torch.rand(count, length, generator=generator) < 1 / 4
+    ids, labels = torch.full((count, length), BLANK), torch.full((count, length), NOTHING)
+    seen = torch.zeros(count, symbols, dtype=torch.bool)
     rows = torch.arange(count)
     for place in range(1, length):
-        symbol = ids[:, place - 1]
-        before = last[rows, symbol]
-        repeats = coin[:, place] & (place - 1 - before >= distance)
-        after = ids[rows, (before + 1).clamp(max=length - 1)]
-        ids[:, place] = torch.where(repeats, after, random[:, place])
-        labels[:, place] = torch.where(repeats, after, NOTHING)
-        last[rows, symbol] = place - 1
+        before = ids[:, place - 1]
+        is_symbol, symbol = before != BLANK, (before - 1).clamp(min=0)
+        goes_on, after = is_symbol & ~breaks[:, place], follows[rows, symbol]
+        ids[:, place] = torch.where(goes_on, after, torch.where(is_symbol, BLANK, random[:, place]))
+        labels[:, place] = torch.where(goes_on & seen[rows, symbol], after, NOTHING)
+        seen[rows, symbol] |= goes_on
     return {"input_ids": ids, "labels": labels}
 
 

@@ -59,9 +59,9 @@ def rates(problem: Problem, logs: list[dict]) -> list[str]:
     columns = [rate for rate in problem.ladder if rate in problem.rates or any(rate == found for _, found in scores)]
     table = [["validation", *(f"{rate:g}" for rate in columns)]]
     for name, contestant in problem.contestants.items():
-        own = {rate: scores[name, rate] for rate in columns if (name, rate) in scores}
-        best = problem.better(own) if any(score is not None for score in own.values()) else None
-        cells = [spread([own[rate]]) if rate in own else "" for rate in columns]
+        own = [log for log in tried if log["model"] == name]
+        best = problem.best_rate(own) if any(log["validation"][-1][1] is not None for log in own) else None
+        cells = [spread([scores[name, rate]]) if (name, rate) in scores else "" for rate in columns]
         cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(columns, cells, strict=True)]
         table.append([contestant.label, *cells])
     return markdown(table)

@@ -3,9 +3,9 @@
 A trial is one model, trained once with one learning rate and seed, and its log.
 
 The learning rate of a model is the best of those of its problem by the validation score at the end of training, at one
-seed, in as many steps as the problem has for it; while the best is the lowest or the highest that was tried, the next
-one on its ladder is tried too. Test data are read after training by trials with that rate and other seeds, and by no
-others.
+seed, in as many steps as the problem has for it, or the first at which training ends early; while the best is the
+lowest or the highest that was tried, the next one on its ladder is tried too. Test data are read after training by
+trials with that rate and other seeds, and by no others.
 """
 
 import json
@@ -77,11 +77,23 @@ class Problem:
         return score <= self.enough if self.is_error else score >= self.enough
 
     def better(self, scores: dict[float, float | None]) -> float:
-        """The learning rate of the best score. A run that diverged has none."""
+        """The learning rate of the best score, the first of these. A run that diverged has none."""
         found = {rate: score for rate, score in scores.items() if score is not None}
         if not found:
             raise ValueError(f"`{self.name}`: no learning rate of {', '.join(f'{r:g}' for r in scores)} converged")
         return (min if self.is_error else max)(found, key=found.get)
+
+    def best_rate(self, logs: list[dict]) -> float:
+        """The learning rate of the log that ends best; of those that are `enough`, of the one that was first."""
+        ends = {log["learning_rate"]: log["validation"][-1] for log in sorted(logs, key=last_step)}
+        return self.better(
+            {rate: self.enough if self.is_enough(score) else score for rate, (_, score) in ends.items()}
+        )
+
+
+def last_step(log: dict) -> int:
+    """The step at which a trial ended."""
+    return log["validation"][-1][0]
 
 
 @dataclass(frozen=True)
@@ -213,7 +225,7 @@ def tuned(problem: Problem, model: str, folder: Path) -> tuple[float | None, lis
         missing = [trial for trial, log in zip(trials, logs, strict=True) if log is None]
         if missing:
             return None, missing
-        best = problem.better({log["learning_rate"]: log["validation"][-1][1] for log in logs})
+        best = problem.best_rate(logs)
         ladder = problem.ladder
         first, last = ladder.index(rates[0]), ladder.index(rates[-1])
         if best == rates[0] and first > 0:

@@ -52,18 +52,18 @@ def llama_sizes(config: ITNetConfig, width: int, inner: int) -> LlamaConfig:
 
 
 def mamba_sizes(config: ITNetConfig, width: int, inner: int) -> MambaConfig:
-    """``inner`` is not used: it is always twice the width."""
+    """Returns the configuration of a Mamba. ``inner`` is not used: it is always twice the width."""
     return MambaConfig(hidden_size=width, num_hidden_layers=2 * config.num_hidden_layers, **_tokens(config))
 
 
 def count_parameters(model_class: type[nn.Module], config: PreTrainedConfig) -> int:
-    """Of a model that is never made: tensors on the meta device have sizes only. Tied ones count once."""
+    """Counts those of a model that is never made: on the meta device tensors have sizes only. Tied ones count once."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in model_class(config).parameters())
 
 
 def nearest_size(count: Callable[[int], int], target: int, step: int) -> int:
-    """The positive multiple of ``step`` at which ``count``, which grows, is nearest to ``target``."""
+    """Returns the positive multiple of ``step`` at which ``count``, which grows, is nearest to ``target``."""
     low, high = 0, 1  # in steps; count(low) < target <= count(high)
     while count(high * step) < target:
         low, high = high, 2 * high
@@ -75,7 +75,7 @@ def nearest_size(count: Callable[[int], int], target: int, step: int) -> int:
 
 
 def matched(model_class: type[nn.Module], make: MakeConfig, ratio: float) -> Callable[[ITNetConfig], PreTrainedConfig]:
-    """A function from an ITNetConfig to the configuration of a peer with as many parameters.
+    """Returns a function from an ITNetConfig to the configuration of a peer with as many parameters.
 
     ``ratio`` is the feed-forward width over the width; the former is then fitted too, unless the ratio is 0.
     """
@@ -106,14 +106,21 @@ CAUSAL_PEERS: dict[str, tuple[type[nn.Module], Callable[[ITNetConfig], PreTraine
 }
 
 
-def causal_peer(name: str) -> Callable[[ITNetConfig], nn.Module]:
-    """A function from an ITNetConfig to a peer of its size."""
+def causal_peer(name: str, **own) -> Callable[[ITNetConfig], nn.Module]:
+    """Returns a function from an ITNetConfig to a peer of its size. ``own`` are other settings of its own."""
     model_class, config_of = CAUSAL_PEERS[name]
-    return lambda config: model_class(config_of(config))
+
+    def build(config: ITNetConfig) -> nn.Module:
+        peer_config = config_of(config)
+        for setting, value in own.items():
+            setattr(peer_config, setting, value)
+        return model_class(peer_config)
+
+    return build
 
 
 def same_size_itnet(config: ITNetConfig, reference: ITNetConfig) -> ITNetConfig:
-    """The configuration with the feed-forward width that makes it as large as another ITNet."""
+    """Returns the configuration with the feed-forward width that makes it as large as another ITNet."""
 
     def wider(inner: int) -> ITNetConfig:
         return ITNetConfig.from_dict({**config.to_dict(), "intermediate_size": inner})

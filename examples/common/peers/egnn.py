@@ -29,7 +29,7 @@ class EquivariantLayer(nn.Module):
         self.update = nn.Sequential(nn.Linear(width + hidden, hidden), nn.SiLU(), nn.Linear(hidden, width))
 
     def forward(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """features h [B, n, d], positions x [B, n, s] -> the same of the next layer."""
+        """Turns features h [B, n, d] and positions x [B, n, s] into those of the next layer."""
         offsets = positions.unsqueeze(2) - positions.unsqueeze(1)  # [B, n, n, s]
         squares = offsets.square().sum(-1, keepdim=True)
         inner = self.receiver(features).unsqueeze(2) + self.sender(features).unsqueeze(1) + self.distance(squares)

@@ -28,7 +28,7 @@ class Interaction(nn.Module):
         self.update = nn.Sequential(nn.Linear(2 * width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, features: Tensor, pairs: Tensor, measure: Tensor) -> Tensor:
-        """features [B, n, d], pairs [B, n, n, p], measure ω [B, n] -> [B, n, d]."""
+        """Takes features [B, n, d], pairs [B, n, n, p] and the measure ω [B, n] to features [B, n, d]."""
         normed = self.norm(features)
         inner = self.receiver(normed).unsqueeze(2) + self.sender(normed).unsqueeze(1) + self.pair(pairs)
         # The last layer of M is linear too, and Σ_j ω_j = 1: the mean comes first.

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Σ_(j≤i) φ(q_i)·φ(k_j) v_j / Σ_(j≤i) φ(q_i)·φ(k_j) with φ = elu + 1: [B, H, n, d_h] each -> [B, H, n, d_h].
+    """Returns Σ_(j≤i) φ(q_i)·φ(k_j) v_j / Σ_(j≤i) φ(q_i)·φ(k_j) with φ = elu + 1, of [B, H, n, d_h] each.
 
     All n² products are formed, which is faster than the state of d_h² + d_h numbers where n is about d_h.
     """
@@ -51,7 +51,7 @@ class LinearAttentionLM(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> CausalLMOutput:
-        """input_ids, labels [B, n] -> logits [B, n, V]; label i is predicted from the tokens before it."""
+        """Turns input_ids, labels [B, n] into logits [B, n, V]; label i is predicted from the tokens before it."""
         features = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
         for layer in self.layers:
             features = layer(features)

@@ -13,7 +13,7 @@ from modeling_itnet.outputs import SignalRegressionOutput
 
 
 def segment_csr(src: Tensor, indptr: Tensor, reduction: str, use_scatter: bool = True) -> Tensor:
-    """Sum or mean of src [(B,) edges, c] over the edges indptr[i] to indptr[i + 1] of each point i: [(B,) n, c].
+    """Returns sums or means of src [(B,) edges, c] over edges indptr[i] to indptr[i + 1] of each point: [(B,) n, c].
 
     The library's own needs torch-scatter or else loops over points, which takes most of a step.
     """

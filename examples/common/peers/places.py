@@ -40,11 +40,11 @@ class Places:
         return self._edges[radius]
 
     def nearest(self, count: int) -> Tensor:
-        """The ``count`` positions that are nearest to each, itself first, or all there are: [B, n, K]."""
+        """Returns the ``count`` positions that are nearest to each, itself first, or all there are: [B, n, K]."""
         return self.distances.topk(min(count, self.positions.shape[1]), largest=False).indices
 
 
 def pair_features(fourier: ITNetFourierFeatures, positions: Tensor) -> Tensor:
-    """γ(x_i − x_j) and |x_i − x_j| of positions [B, n, s]: [B, n, n, 2 L_f + 1]."""
+    """Returns γ(x_i − x_j) and |x_i − x_j| of positions [B, n, s]: [B, n, n, 2 L_f + 1]."""
     offsets = positions.unsqueeze(2) - positions.unsqueeze(1)
     return torch.cat([fourier(offsets).to(offsets.dtype), offsets.norm(dim=-1, keepdim=True)], dim=-1)

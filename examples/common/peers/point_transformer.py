@@ -19,7 +19,7 @@ class VectorAttention(nn.Module):
         self.weight = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
     def forward(self, features: Tensor, offsets: Tensor, neighbors: Tensor, visible: Tensor) -> Tensor:
-        """features [B, n, d], offsets [B, n, K, s], neighbors and visible [B, n, K]."""
+        """Takes features [B, n, d], offsets [B, n, K, s], neighbors and visible [B, n, K]."""
         normed = self.norm(features)
         samples = torch.arange(len(features), device=features.device)[:, None, None]
         position = self.position(offsets)  # [B, n, K, d]

@@ -36,7 +36,7 @@ class ConvolvedBlock(nn.Module):
 
 
 def _without_cache(config) -> None:
-    """A cache of keys and values lacks the last inputs of the convolutions: texts are read anew for each token."""
+    """Reads texts anew for each token: a cache of keys and values lacks the last inputs of the convolutions."""
     config.use_cache = False
 
 

@@ -15,7 +15,7 @@ from .signal_peer import FeedForward, SignalPeer, beside, in_heads
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, measure: Tensor) -> Tensor:
-    """Σ_j ω_j (q̃_i·k̃_j) v_j / Σ_j ω_j q̃_i·k̃_j, q̃ and k̃ softmax over components: [B, H, n, d_h] each.
+    """Returns Σ_j ω_j (q̃_i·k̃_j) v_j / Σ_j ω_j q̃_i·k̃_j, q̃ and k̃ softmax over components: [B, H, n, d_h] each.
 
     GNOT's normalised attention (Hao et al., 2023): the sums over keys come first, so that time is linear in n.
     """

@@ -13,7 +13,7 @@ from .signal_peer import FeedForward, answer
 
 
 def grid_weights(positions: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Bilinear weights of the four nodes around each position of [0, 1]²: nodes and weights, [B, n, 4] each.
+    """Returns the four nodes around each position of [0, 1]² and their bilinear weights, [B, n, 4] each.
 
     Node (a, b) of the side × side grid is at (a, b) / (side − 1) and has the number a side + b.
     """
@@ -39,7 +39,7 @@ def to_grid(features: Tensor, measure: Tensor, nodes: Tensor, weights: Tensor, s
 
 
 def from_grid(fields: Tensor, nodes: Tensor, weights: Tensor) -> Tensor:
-    """Bilinear interpolation of [B, d, g, g] at positions: [B, n, d]."""
+    """Interpolates [B, d, g, g] bilinearly at positions: [B, n, d]."""
     values = fields.flatten(2).transpose(1, 2)  # [B, g², d]
     places = nodes.flatten(1).unsqueeze(-1).expand(-1, -1, values.shape[-1])
     return (values.gather(1, places).unflatten(1, nodes.shape[1:]) * weights.unsqueeze(-1)).sum(2)

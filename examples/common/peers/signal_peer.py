@@ -57,12 +57,12 @@ def answer(predictions: Tensor, labels: Tensor | None) -> SignalRegressionOutput
 
 
 def in_heads(features: Tensor, num_heads: int) -> Tensor:
-    """[B, n, H d_h] -> [B, H, n, d_h]."""
+    """Turns [B, n, H d_h] into [B, H, n, d_h]."""
     return features.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def beside(heads: Tensor) -> Tensor:
-    """[B, H, n, d_h] -> [B, n, H d_h]."""
+    """Turns [B, H, n, d_h] into [B, n, H d_h]."""
     return heads.transpose(1, 2).flatten(2)
 
 

@@ -31,7 +31,7 @@ class AttentionLayer(nn.Module):
             )
 
     def forward(self, features: Tensor, pairs: Tensor | None, scores: Tensor | None = None) -> Tensor:
-        """features [B, n, d], pairs [B, n, n, p] or None, what is added to all scores of a key [B, n] -> [B, n, d]."""
+        """Takes features [B, n, d], pairs [B, n, n, p] or None, and what is added to all scores of a key, [B, n]."""
         heads = self.projection(self.norm(features)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.transpose(1, 3).unbind(2)  # [B, H, n, d_h] each
         bias = None if pairs is None else self.bias(pairs).movedim(-1, 1)  # [B, H, n, n]
