@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from figures import save
 from grid import RESULTS, ROOT
 from torch import Tensor
 from typed_particles import ForceLaw
@@ -67,8 +68,7 @@ def draw(laws: dict[str, dict], path: Path) -> None:
     figure.supxlabel("distance")
     figure.supylabel("g")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    save(figure, path)
     pyplot.close(figure)
 
 

@@ -23,7 +23,6 @@ from common.image_text import ImageTextCollator
 from grid import ROOT
 from run_glue import TextCollator
 from run_graph_classification import GraphCollator, as_graph
-from run_image_classification import ImageCollator
 from run_operator_learning import OperatorCollator, Standardise, read
 from run_point_cloud import PointCollator, read_clouds
 from transformers import AutoTokenizer
@@ -55,8 +54,8 @@ def rows(path: Path, split: str):
 
 
 def images(folder: Path, data: Path) -> Batch:
-    collate = ImageCollator(ITNetImageProcessor.from_pretrained(folder), ("image", "label"))
-    return collate(list(rows(data / "cifar10", "test")))
+    processor = ITNetImageProcessor.from_pretrained(folder)
+    return processor([row["image"].convert("RGB") for row in rows(data / "cifar10", "test")], return_tensors="pt")
 
 
 def sentences(folder: Path, data: Path) -> Batch:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from trials import LADDER, TUNING_SEED, Batch, Contestant, Problem, Trial, report
 
+import itnet_kernels.exact.flops  # noqa: F401
 from modeling_itnet import ITNetConfig, optimizer_param_groups
-from modeling_itnet.analysis.costs import pair_sum_flops
 
 SEEDS = (1, 2, 3, 4, 5)
 LONGEST = 8  # rows of equal time have at most so many times the steps of the others
@@ -135,15 +135,9 @@ def scaled(model: nn.Module, factor: float) -> nn.Module:
 def training_flops(model: nn.Module, batch: Batch) -> int:
     """Of a forward and a backward, two per multiply-add of matrix products.
 
-    PyTorch's counter does not look into ITNet's sum over pairs: its cost model counts it, and thrice that in the
-    backward, which computes it again.
+    PyTorch's counter knows ITNet's sums over pairs by the formulas of itnet_kernels.exact.flops.
     """
-    ops = torch.ops.itnet
-    own = {
-        ops.pair_sum: pair_sum_flops,
-        ops.pair_sum_backward: lambda grad, measure, positions, *shapes, **_: 3 * pair_sum_flops(*shapes),
-    }
-    with FlopCounterMode(display=False, custom_mapping=own) as counter:
+    with FlopCounterMode(display=False) as counter:
         model.train()(**batch).loss.backward()
     return counter.get_total_flops()
 

@@ -286,3 +286,35 @@ def test_ablations_change_one_setting(load_script, particles, logs, tmp_path, mo
     meshes = script.problems(Path("data"))["darcy-meshes-ablated"]
     assert {"exact-uniform", "near_far-uniform", "low_rank-uniform"} <= set(meshes.contestants)
     assert not meshes.contestants["exact-uniform"].build.sees_measure
+
+
+def test_summary_figure(load_script, particles, logs, tmp_path, monkeypatch, capsys):
+    """The ratio is the geometric mean over seeds, beside the peer that is best on the test itself."""
+    folder, _ = logs
+    script, output = load_script("summary_figure"), tmp_path / "summary.png"
+    monkeypatch.setattr(script, "problems", lambda data: {"particles": particles})
+    monkeypatch.setattr(sys, "argv", ["summary_figure.py", "--logs", str(folder), "--output", str(output)])
+    script.main()
+    assert output.read_bytes()[:4] == b"\x89PNG" and "n = 16 against" in capsys.readouterr().out
+    errors = {
+        model: [read(folder, f"particles.{model}.seed-{seed}")["test_errors"]["n = 16"] for seed in (1, 2)]
+        for model in FEW
+    }
+    means = {model: [statistics.mean(seed) for seed in found] for model, found in errors.items()}
+    best = min(("egnn", "mlp"), key=lambda model: sum(means[model]))
+    expected = statistics.geometric_mean(a / b for a, b in zip(means["exact"], means[best], strict=True))
+    found = script.ratios(particles, folder)[2]
+    assert found.peer == particles.contestants[best].label
+    assert found.value == pytest.approx(expected) and found.low < found.value < found.high
+    monkeypatch.setattr(sys, "argv", ["summary_figure.py", "--logs", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no problem has all its rows"):
+        script.main()
+
+
+def test_page_matches_the_logs(load_script):
+    """docs/evidence.md, between its marks, is what the logs in the repository say."""
+    script, tables = load_script("evidence"), load_script("trial_tables")
+    text = script.PAGE.read_text(encoding="utf-8")
+    begin, end = tables.marks(script.SCRIPT)
+    inside = text.partition(begin)[2].partition(end)[0].strip()
+    assert inside == script.page(script.problems(Path("data")), script.LOGS)
