@@ -75,8 +75,8 @@ points: $(STAMP) ## measure near and far fields on 100,000 points: seconds and m
 against: $(STAMP) ## measure the operator here and in another checkout, in turns; DIR=../before
 	@$(BIN)/python kernels/benchmarks/run.py --against "$(DIR)"
 
-bench-gpu: $(STAMP) ## on a GPU: check bf16 against the reference, then time the Triton kernels beside SDPA
-	@$(BIN)/python kernels/benchmarks/gpu.py
+bench-gpu: $(STAMP) ## on a GPU: check every kernel, then time operators and models; MINUTES=10
+	@$(BIN)/python kernels/benchmarks/bench_gpu.py --minutes $(or $(MINUTES),10)
 
 # One thread, as the guides are small. What is generated is in docs/generated, which is not part of the repository.
 docs: $(STAMP) ## build the documentation into outputs/docs/html, and run its guides

@@ -31,12 +31,13 @@ OPERATORS = {  # shape, backend, whether each sample has its own positions, whet
     "tiled, w = 32, causal": (replace(PAPER_SMALL, width=32), "tiled", False, True),
     "reference, w = 32": (Shape(batch=1, n=32, heads=6, head_dim=64, width=32), "reference", False, False),
 }
+TINY = "preset itnet-tiny, B = 8"  # a whole model in which Python and small tensors take the time
 MEMORY = {"peak memory, B = 32, n = 1024": ("32", "1024")}  # of the tiled operator, by memory_probe.py
 NOISE = 1.03  # a median ratio up to here says nothing
 
 
 def operator_cells() -> list[str]:
-    return [f"{name}, {kind}" for name in OPERATORS for kind in KINDS]
+    return [f"{name}, {kind}" for name in (*OPERATORS, TINY) for kind in KINDS]
 
 
 def model_cells(names: tuple[str, ...], lengths: tuple[int, ...], layers: int) -> list[str]:
@@ -124,7 +125,24 @@ def _make(cell: str) -> Callable[[], object]:
         entry = contestant(name, int(n), Size(layers=int(layers)))
         return lambda: entry.run(kind)
     name, kind = cell.rsplit(", ", 1)
+    if name == TINY:
+        return _tiny_model(kind)
     return _operator(*OPERATORS[name], kind)
+
+
+def _tiny_model(kind: str) -> Callable[[], object]:
+    from modeling_itnet import ITNetConfig, ITNetForImageClassification
+
+    model = ITNetForImageClassification(ITNetConfig.from_preset("itnet-tiny")).train(kind != "forward")
+    images, labels = torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
+
+    def run() -> None:
+        with torch.set_grad_enabled(kind != "forward"):
+            loss = model(images, labels=labels).loss
+        if kind != "forward":
+            loss.backward()
+
+    return run
 
 
 def _operator(shape: Shape, backend: str, has_own_positions: bool, is_causal: bool, kind: str) -> Callable[[], object]:

@@ -4,7 +4,7 @@ Six things a layer needs, each at its full rate, as if the other five cost nothi
 gives it its name:
 
     tensor    products by tensor cores
-    issue     instructions of the loops over keys: issue slots, the FMA pipe, special functions, the half-rate pipes
+    issue     instructions: issue slots, or the FMA pipe, special functions and half-rate pipes of the loops over keys
     shared    bytes through shared memory and L1, of the listing of sm_90 (the others do not name their operands)
     l2        bytes between L2 and the multiprocessors
     hbm       what has to come from memory and go there
@@ -54,9 +54,8 @@ class Work:
     """What one kernel or GEMM needs."""
 
     flops: float = 0.0
-    elements: float = 0.0  # pairs times hidden units
-    slots: float = 0.0  # issue slots of an element
-    shared: float = 0.0  # bytes of an element
+    slots: float = 0.0  # issue slots of a lane
+    shared: float = 0.0  # bytes
     l2: float = 0.0  # bytes
     hbm: float = 0.0  # bytes
 
@@ -64,8 +63,8 @@ class Work:
         clocks = device.processors * device.ghz * 1e9
         return {
             "tensor": self.flops / device.tflops / 1e12,
-            "issue": self.elements * self.slots / device.lanes / clocks,
-            "shared": self.elements * self.shared / device.shared / clocks,
+            "issue": self.slots / device.lanes / clocks,
+            "shared": self.shared / device.shared / clocks,
             "l2": self.l2 / device.l2 / clocks,
             "hbm": self.hbm / device.hbm / 1e12,
         }
@@ -80,9 +79,9 @@ class Prediction(NamedTuple):
 
 
 def issue_slots(report: KernelReport) -> float:
-    """Slots of an element: all instructions, or the slowest pipe's."""
-    if report.instructions_per_element is None:
-        return 0.0
+    """Slots of an element: all instructions, or the slowest pipe's. Those of AMD have their rates in them already."""
+    if report.mufu_per_element is None:
+        return report.instructions_per_element or 0.0
     others = MUFU_COST * report.mufu_per_element, ALU_COST * report.alu_slots
     return max(report.instructions_per_element, report.fma_slots, *others)
 
@@ -94,26 +93,31 @@ def layer_work(kernels: dict[str, KernelReport], heads: int, n: int, batch: int,
     sets = 1 if shared_positions else batch
     bias = 2 * sets * n * n * WIDTH  # bytes, float16
 
-    def pair_kernel(name: str, hbm: float) -> Work:
-        report = kernels[name]
-        flops = 2 * PRODUCTS[name] * HEAD_DIM * (report.flop_share or 1) * elements
-        through_l2 = (report.global_bytes_per_element or 0) * elements
-        shared = report.shared_bytes_per_element or 0
-        return Work(flops, elements, issue_slots(report), shared, through_l2, hbm)
-
     gemm = 2 * rows * HEAD_DIM * HEAD_DIM
+
+    def pair_kernel(name: str, hbm: float = 0, gemms: int = 0) -> Work:
+        """The loop over keys, and what a row costs outside of it: ``gemms`` products with W2, loads and stores."""
+        report = kernels[name]
+        flops = 2 * PRODUCTS[name] * HEAD_DIM * (report.flop_share or 1) * elements + gemms * gemm
+
+        def total(per_element: float | None, per_row: float | None) -> float:
+            return (per_element or 0) * elements + (per_row or 0) * rows
+
+        slots = total(issue_slots(report), report.row_slots)
+        shared = total(report.shared_bytes_per_element, report.row_shared_bytes)
+        return Work(flops, slots, shared, total(report.global_bytes_per_element, report.row_global_bytes), hbm)
+
     position_gemm = 2 * sets * n * n * WIDTH * 128
     forward = {
         "bias": Work(position_gemm, l2=bias),
-        "pairs": pair_kernel("forward", 0),
+        "pairs": pair_kernel("forward"),
         "W2": Work(gemm, l2=2 * moments),  # written by one kernel, read by the next, a chunk at a time
     }
     if "fused_backward" in kernels:
         backward = {
             "bias": Work(position_gemm, l2=bias),
-            "pairs": pair_kernel("fused_backward", 0),
-            "positions": pair_kernel("position_gradient", 0),
-            "dP": Work(2 * position_gemm, l2=2 * bias),
+            "pairs": pair_kernel("fused_backward", gemms=2),
+            "positions": pair_kernel("position_weights", gemms=1),
         }
     else:  # dL/dpre and the key partials, 2 + 2 bytes written and read; A and dA written and read
         chunks = pair_kernel("backward", 4 * elements + 2 * moments)
@@ -145,8 +149,8 @@ def attention_work(heads: int, n: int, batch: int) -> dict[str, dict[str, Work]]
     """Flash-attention: an element is a pair here. 8 slots: one of the exponential at an eighth of the rate."""
     pairs, tokens = heads * batch * n * n, heads * batch * n * HEAD_DIM
     return {
-        "forward": {"pairs": Work(4 * HEAD_DIM * pairs, pairs, 8, 0, 0, 8 * tokens)},
-        "backward": {"pairs": Work(10 * HEAD_DIM * pairs, pairs, 14, 0, 0, 18 * tokens)},
+        "forward": {"pairs": Work(4 * HEAD_DIM * pairs, 8 * pairs, hbm=8 * tokens)},
+        "backward": {"pairs": Work(10 * HEAD_DIM * pairs, 14 * pairs, hbm=18 * tokens)},
     }
 
 

@@ -2,16 +2,19 @@
 
     python kernels/benchmarks/inspect_kernels.py --arch sm_90
     python kernels/benchmarks/inspect_kernels.py --roofline
+    python kernels/benchmarks/inspect_kernels.py --roofline --write
 
 Compiles every shipped tile configuration offline, disassembles it and counts what is in the loop over keys. With
 ``--check`` it fails if one of them spills there, computes something twice or has its products serialised. With
-``--roofline`` it prints what gpu_model.py predicts for the paper's shapes on several GPUs. Nothing is measured.
+``--roofline`` it prints what gpu_model.py predicts for the paper's shapes on several GPUs, and ``--write`` puts it
+into docs/roofline.md. Nothing is measured.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from gpu_model import DEVICES, attention_work, layer_work, model_seconds, predict, useful_flops
 from sass import KernelReport, inspect_kernel, kernels_on, shipped_configs
@@ -19,10 +22,14 @@ from sass import KernelReport, inspect_kernel, kernels_on, shipped_configs
 MODELS = {"S": (6, 12), "B": (12, 12), "L": (16, 24)}  # heads and layers; d_h = 64, w = 128
 LENGTHS = (196, 512, 1024)
 BATCH = 32
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "roofline.md"
 
 
-def roofline(devices: list[str] | None = None) -> list[dict]:
-    """A row for each device, model and length: milliseconds of a layer and of a model, limits and utilisations."""
+def roofline(devices: list[str] | None = None, loops_only: bool = False) -> list[dict]:
+    """A row for each device, model and length: milliseconds of a layer and of a model, limits and utilisations.
+
+    ``loops_only`` leaves out what rows cost outside of the loops over keys.
+    """
     rows, reports = [], {}
     for device in DEVICES:
         if devices and device.name not in devices:
@@ -32,6 +39,10 @@ def roofline(devices: list[str] | None = None) -> list[dict]:
                 kernel: inspect_kernel(kernel, shipped_configs(kernel, device.arch)[0], device.arch)
                 for kernel in kernels_on(device.arch)
             }
+            if loops_only:
+                nothing = {"row_slots": None, "row_shared_bytes": None, "row_global_bytes": None}
+                found = reports[device.arch]
+                reports[device.arch] = {kernel: replace(report, **nothing) for kernel, report in found.items()}
         for model, (heads, layers) in MODELS.items():
             for n in LENGTHS:
                 work, peer = layer_work(reports[device.arch], heads, n, BATCH, True), attention_work(heads, n, BATCH)
@@ -63,9 +74,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--check", action="store_true", help="fail if a configuration has a fault")
     parser.add_argument("--roofline", nargs="*", metavar="GPU", help="predictions for these GPUs, or for all")
+    parser.add_argument("--loops-only", action="store_true", help="predictions from the loops over keys alone")
+    parser.add_argument("--write", action="store_true", help="with --roofline: into docs/roofline.md, all GPUs")
     options = parser.parse_args()
+    if options.write and (options.roofline != [] or options.loops_only):
+        parser.error("--write goes with --roofline of all GPUs")
     if options.roofline is not None:
-        rows = roofline(options.roofline)
+        rows = roofline(options.roofline, options.loops_only)
+        if options.write:
+            write_page(rows)
         print(json.dumps(rows, indent=2) if options.json else table(rows))
         return
     reports = [
@@ -82,6 +99,18 @@ def main() -> None:
     faults = [f"{r.kernel} d_h={r.head_dim} w={r.width} {r.config}: {fault}" for r in reports for fault in r.faults()]
     if options.check and faults:
         sys.exit("\n".join(faults))
+
+
+def write_page(rows: list[dict]) -> None:
+    """A table for each GPU, between the marks of the page."""
+    from run import write_between_marks
+
+    parts = []
+    for device in DEVICES:
+        own = [{key: value for key, value in row.items() if key != "GPU"} for row in rows if row["GPU"] == device.name]
+        rates = f"{device.tflops:g} TFLOPS, {device.processors} multiprocessors at {device.ghz} GHz, {device.hbm} TB/s"
+        parts.append(f"## {device.name}\n\n{rates}; compiled for {device.arch}.\n\n{table(own)}")
+    write_between_marks(PAGE, "roofline", "\n\n".join(parts))
 
 
 def _row(report: KernelReport) -> dict:
@@ -104,6 +133,8 @@ def _row(report: KernelReport) -> dict:
         "all/el": report.instructions_per_element,
         "shared B/el": report.shared_bytes_per_element,
         "L2 B/el": report.global_bytes_per_element,
+        "all/row": report.row_slots and round(report.row_slots),
+        "shared B/row": report.row_shared_bytes and round(report.row_shared_bytes),
         "faults": "; ".join(report.faults()) or "none",
     }
 

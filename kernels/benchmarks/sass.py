@@ -7,6 +7,8 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 
+import amdgcn
+
 try:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -21,6 +23,7 @@ from itnet_kernels.exact.triton.configs import (
     FORWARD,
     FUSED_BACKWARD,
     POSITION_GRADIENT,
+    POSITION_WEIGHTS,
     Problem,
     backward_units,
     device_kind,
@@ -30,6 +33,7 @@ from itnet_kernels.exact.triton.configs import (
 from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
 from itnet_kernels.exact.triton.fused_backward import itnet_fused_bwd_kernel
 from itnet_kernels.exact.triton.position_gradient import itnet_position_gradient_kernel
+from itnet_kernels.exact.triton.position_weights import itnet_position_weights_kernel
 from itnet_kernels.exact.triton.tile import NOT_SPECIALISED
 
 KERNELS = {
@@ -37,16 +41,26 @@ KERNELS = {
     "backward": (BACKWARD, itnet_bwd_kernel),
     "fused_backward": (FUSED_BACKWARD, itnet_fused_bwd_kernel),
     "position_gradient": (POSITION_GRADIENT, itnet_position_gradient_kernel),
+    "position_weights": (POSITION_WEIGHTS, itnet_position_weights_kernel),
 }
 PRODUCTS = {
     "forward": 2,
     "backward": 6,
     "fused_backward": 6,
     "position_gradient": 2,
+    "position_weights": 4,
 }  # of 2 * rows * keys * d_h FLOP per key tile
 
 # Special-function instructions of an element: tanh, or the exponentials of erf and of its derivative.
-MUFU = {"forward": 1, "backward": 2, "fused_backward": 2, "position_gradient": 2}  # of float32; half precision has one
+MUFU = {
+    "forward": 1,
+    "backward": 2,
+    "fused_backward": 2,
+    "position_gradient": 2,
+    "position_weights": 2,
+}  # of float32; half precision has one
+
+FREQUENCIES = 64  # L, of Fourier features
 
 # Per multiprocessor of NVIDIA's GPUs.
 SM_REGISTERS, SM_SHARED, SM_THREADS = 65536, 233472, 2048
@@ -88,6 +102,9 @@ class KernelReport:
     global_bytes_per_element: float | None = None  # through L2
     fma_slots: float | None = None  # issue slots of an element on the FMA pipe, and on the others by their rates
     alu_slots: float | None = None
+    row_slots: float | None = None  # issue slots and bytes of a row outside of the loop, as often as the loop runs
+    row_shared_bytes: float | None = None
+    row_global_bytes: float | None = None
     serialised: str | None = None  # what ptxas says if it serialises the products
 
     def faults(self) -> list[str]:
@@ -105,7 +122,8 @@ class KernelReport:
             found.append(f"{self.mufu_per_element} special functions per element instead of {expected}")
         products = 3 if self.dtype == "fp32" else 1  # 3xTF32
         # The position gradient forms dA of each head in its loop: one more product of a tile, and no more.
-        most = products * (1.5 if self.kernel == "position_gradient" else 1)
+        # The position weights multiply with as many lengths as a tile has positions.
+        most = products * {"position_gradient": 1.5, "position_weights": 1.25}.get(self.kernel, 1)
         if self.flop_share is not None and not products <= self.flop_share <= most:
             found.append(f"{self.flop_share} times the products' FLOPs instead of {products}")
         if self.serialised:
@@ -131,6 +149,8 @@ def compile_kernel(
         "NEEDS_MEASURE": needs_measure,
         "IS_CAUSAL": is_causal,
         "GELU": gelu,
+        "HAS_DISTANCE": True,
+        "BL": FREQUENCIES,
         "PRECISION": "tf32x3" if is_nvidia else "ieee",
     } | config
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
@@ -164,7 +184,18 @@ def problem_of(arch: str, head_dim: int, dtype: str) -> Problem:
 
 
 def _argument_type(name: str, dtype: str) -> str:
-    half = {"p_keys", "p_values", "p_upstream", "p_w2", "p_moments", "p_dmoments", "p_dbias"}
+    half = {
+        "p_queries",
+        "p_keys",
+        "p_values",
+        "p_upstream",
+        "p_w2",
+        "p_moments",
+        "p_dmoments",
+        "p_dbias",
+        "p_gamma_y",
+        "p_lengths",
+    }
     if name == "p_bias":
         return "*fp32" if dtype == "fp32" else "*fp16"
     if name.startswith("p_"):
@@ -180,8 +211,11 @@ def rows_of(report: "KernelReport") -> int:
 
 def kernels_on(arch: str, head_dim: int = 64, dtype: str = "bf16") -> tuple[str, ...]:
     """The kernels that run on ``arch``: those of device.has_fused_backward."""
-    is_fused = device_kind(major_of(arch)) == "hopper" and head_dim <= 64 and dtype != "fp32"
-    return ("forward", "fused_backward", "position_gradient") if is_fused else ("forward", "backward")
+    kind = device_kind(major_of(arch))
+    is_ampere = kind == "ampere"
+    if head_dim > 64 or dtype == "fp32" or kind in ("blackwell", "other") or (is_ampere and head_dim < 64):
+        return "forward", "backward"
+    return "forward", "fused_backward", "position_weights", "backward" if is_ampere else "position_gradient"
 
 
 def shipped_configs(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16") -> list[dict[str, int]]:
@@ -202,9 +236,14 @@ def inspect_kernel(
         registers, spilled = (
             int(re.search(rf"\.{name}:\s+(\d+)", listing)[1]) for name in ("vgpr_count", "vgpr_spill_count")
         )
-        return KernelReport(*head, registers, 4 * spilled, spilled, compiled.metadata.shared)
+        report = KernelReport(*head, registers, 4 * spilled, spilled, compiled.metadata.shared)
+        slots, *moved = amdgcn.count(amdgcn.key_loop(listing))
+        elements = rows_of(report) * config["BK"] / config["num_warps"]  # of a wave
+        report.instructions_per_element = round(amdgcn.WAVE * slots / elements, 2)
+        report.shared_bytes_per_element, report.global_bytes_per_element = (round(b / elements, 2) for b in moved)
+        return report
     usage, sass = disassemble(compiled.asm["cubin"])
-    lines = key_loop(sass)
+    lines, surroundings = loop_and_surroundings(sass)
     body = [line.split(" ", 1)[0] for line in lines]
     report = KernelReport(
         *head,
@@ -214,7 +253,7 @@ def inspect_kernel(
         shared_bytes=compiled.metadata.shared,
     )
     _count(report, body)
-    _count_bytes(report, lines)
+    _count_bytes(report, lines, surroundings)
     if arch == "sm_90":
         report.serialised = serialisation_message(compiled.asm["ptx"])
     return report
@@ -257,7 +296,12 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
 
 
 def key_loop(sass: str) -> list[str]:
-    """Instructions of the loop over keys, opcode first: the backward branch around the most tensor-core instructions.
+    """Instructions of the loop over keys, opcode first: of the innermost loops that multiply, the largest."""
+    return loop_and_surroundings(sass)[0]
+
+
+def loop_and_surroundings(sass: str) -> tuple[list[str], list[str]]:
+    """The loop over keys, and what runs once for each time that it runs: the rest of the loop around it, or of all.
 
     Behind the kernel's end are no loops over keys, but rare cases that the compiler moved out of their way.
     """
@@ -265,14 +309,27 @@ def key_loop(sass: str) -> list[str]:
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(instructions)
-        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)(.*);", line):
-            instructions.append(match[1] + " " + match[2].strip())
-            target = re.search(r"`\((\.L_x_\d+)\)", match[2]) if match[1].startswith("BRA") else None
+        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)(.*);", line):
+            # What @!PT guards is never executed: it takes its slot and moves nothing.
+            instructions.append(("NOP" if (match[1] or "").strip() == "@!PT" else match[2]) + " " + match[3].strip())
+            target = re.search(r"`\((\.L_x_\d+)\)", match[3]) if match[2].startswith("BRA") else None
             if target and target[1] in labels:
                 loops.append((labels[target[1]], len(instructions)))
     end = max((i for i, op in enumerate(instructions) if op.startswith("EXIT")), default=len(instructions))
-    bodies = [instructions[start:stop] for start, stop in loops if stop <= end]
-    return max(bodies, key=lambda body: sum(op.startswith(_TENSOR) for op in body), default=[])
+
+    def products(loop: tuple[int, int]) -> int:
+        return sum(op.startswith(_TENSOR) for op in instructions[slice(*loop)])
+
+    def contains(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
+        return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
+
+    loops = [loop for loop in loops if loop[1] <= end and products(loop)]
+    innermost = [loop for loop in loops if not any(contains(loop, other) for other in loops)]
+    keys = max(innermost, key=products, default=(0, 0))
+    around = min(
+        (loop for loop in loops if contains(loop, keys)), key=lambda loop: loop[1] - loop[0], default=(0, end)
+    )
+    return instructions[slice(*keys)], instructions[around[0] : keys[0]] + instructions[keys[1] : around[1]]
 
 
 def _count(report: KernelReport, body: list[str]) -> None:
@@ -286,6 +343,8 @@ def _count(report: KernelReport, body: list[str]) -> None:
     report.tensor_instructions = {kind: kinds[kind] for kind in _TENSOR if kinds[kind]}
     report.tensor_waits = sum(op.startswith("WARPGROUP.DEPBAR") for op in body)
     flops = 2 * rows * keys * report.head_dim * PRODUCTS[report.kernel]
+    if report.kernel == "position_weights":  # two of its products have 2 L columns instead of 2 d_h
+        flops += 4 * rows * keys * (FREQUENCIES - report.head_dim)
     shapes = [re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", op) for op in body]
     wgmma = sum(2 * int(m[1]) * int(m[2]) * int(m[3]) for m in shapes if m) * warps // 4
     report.wgmma_flop_share = round(wgmma / flops, 3)
@@ -306,19 +365,39 @@ def _count(report: KernelReport, body: list[str]) -> None:
     report.fma_slots, report.alu_slots = round(fma / per_thread, 2), round(alu / per_thread, 2)
 
 
-_WIDTHS = {"64": 8, "128": 16, "U8": 1, "S8": 1, "U16": 2, "S16": 2}
+_WIDTHS = {"64": 8, "128": 16, "F32x2": 8, "F32x4": 16, "U8": 1, "S8": 1, "U16": 2, "S16": 2}
 
 
-def _count_bytes(report: KernelReport, lines: list[str]) -> None:
-    """Bytes that the loop moves, an upper estimate: lanes that read the same address count as if they did not."""
-    warps = report.config["num_warps"]
+def _count_bytes(report: KernelReport, lines: list[str], surroundings: list[str]) -> None:
+    """Bytes that the loop moves, and the rest for each row.
+
+    Loads outside of the loop read the same lines many times, from L1: they are not counted for L2.
+    """
+    rows, threads = rows_of(report), 32 * report.config["num_warps"]
+    shared, through_l2 = _bytes(lines, report.config["num_warps"])
+    elements = rows * report.config["BK"]
+    if report.arch == "sm_90":  # elsewhere the operands of products are not in the listing, or not by their size
+        report.shared_bytes_per_element = round(shared / elements, 2)
+    report.global_bytes_per_element = round(through_l2 / elements, 2)
+    shared, through_l2 = _bytes(surroundings, report.config["num_warps"])
+    through_l2 -= _bytes([line for line in surroundings if line.startswith("LDG.")], report.config["num_warps"])[1]
+    report.row_slots = len(surroundings) * threads / rows
+    report.row_shared_bytes = shared / rows if report.arch == "sm_90" else None
+    report.row_global_bytes = through_l2 / rows
+
+
+def _bytes(lines: list[str], warps: int) -> tuple[int, int]:
+    """Bytes of a program through shared memory and L1, and through L2.
+
+    An upper estimate: lanes that read the same address count as if they did not, and all branches as if taken.
+    """
     shared = through_l2 = 0
     for line in lines:
         opcode, *parts = line.split(" ", 1)[0].split(".")
         width = 32 * warps * next((_WIDTHS[part] for part in parts if part in _WIDTHS), 4)
         if opcode in ("LDSM", "STSM"):
             shared += warps * 128 * int(parts[-1] if parts[-1].isdigit() else 1)
-        elif opcode in ("LDS", "STS"):
+        elif opcode in ("LDS", "STS", "LDL", "STL"):
             shared += width
         elif opcode in ("LDG", "STG", "LDGSTS", "REDG", "RED", "ATOMG"):
             shared, through_l2 = shared + width, through_l2 + width
@@ -327,7 +406,4 @@ def _count_bytes(report: KernelReport, lines: list[str]) -> None:
             operands = line.split(" ", 1)[1].split(",")
             from_memory = n * k + (m * k if "gdesc" in operands[1] else 0)
             shared += 2 * from_memory * warps // 4
-    elements = rows_of(report) * report.config["BK"]
-    if report.arch == "sm_90":  # elsewhere the operands of products are not in the listing, or not by their size
-        report.shared_bytes_per_element = round(shared / elements, 2)
-    report.global_bytes_per_element = round(through_l2 / elements, 2)
+    return shared, through_l2

@@ -30,6 +30,11 @@ class PositionWeights(NamedTuple):
     relative: Tensor | None  # [w, F]
     distance: Tensor | None  # [w, 1]
 
+    @property
+    def are_used(self) -> bool:
+        """Says whether the kernel sees key positions at all."""
+        return any(weight is not None for weight in self)
+
 
 def position_row(b1: Tensor, w_x: Tensor | None, gamma_x: Tensor) -> Tensor:
     """Returns q_i[k] without W_ux . u_i: b1 [w], W_x [w, F], gamma(x) [b or 1, t, F] -> [b or 1, t or 1, 1, w]."""
@@ -68,9 +73,9 @@ def position_tile(
     weights: PositionWeights,
     has_frequencies: bool,
 ) -> Tensor:
-    """Is :func:`position_term` for cells in which every query meets every key, as tiles have it: [c, m, t, w].
+    """Computes :func:`position_term` for cells in which every query meets every key, as tiles have it: [c, m, t, w].
 
-    One product per cell, and nothing that autograd could follow: terms are added in place.
+    It takes one product per cell, and autograd cannot follow it: terms are added in place.
     """
     factors = key_factors(weights, gamma_x, has_frequencies)  # [c, t, w, F], or [w, F] for all queries
     is_raw = weights.relative is not None and not has_frequencies

@@ -16,6 +16,7 @@ a call. README.md derives the backward.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +26,18 @@ from .exact.pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
 from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
 from .exact.tiled import PairTiles
+from .exact.tiled_backward import TiledBackward
 from .first_layer import position_row
 from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
 from .near.windows import window_sum
+from .operators import plain_gradients
 from .per_head import by_head
 from .positions import Coordinates
 from .sampled.list_step import is_list_step, list_step
 from .sampled.list_sum import block_sum, one_list
 from .sampled.sampled import SampledPairs
-from .transforms import is_batched, is_transformed, operator_namespace
+from .transforms import is_batched, is_transformed, operator_namespace, recomputed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
 
@@ -128,17 +131,20 @@ def integral_transform(
         columns = split_input_weights(weights, head_dim)
         gamma_x, gamma_y = x.features_in(dtype), y.features_in(dtype)
         row = position_row(weights.b1, columns["x"], gamma_x)
-        if columns["u_x"] is not None:
-            row = row + queries.to(dtype) @ columns["u_x"].T
+        if backend == "tiled":
+            if columns["u_x"] is not None:
+                row = row + queries.to(dtype) @ columns["u_x"].T
+            row = row.expand(batch, num_queries, num_heads, -1)
         # The triton backend needs no lattice: finding one waits for the device.
         has_displacements = columns["x-y"] is not None or columns["distance"] is not None
         wants_lattice = backend == "tiled" and has_displacements and not is_transformed()
         displacements, index = y.lattice(dtype, x) if wants_lattice else (None, None)
         block_queries, block_keys, block_pairs = ([part[k] for part in blocks or ()] for k in range(3))
         inputs = PairInputs(
-            queries=queries.to(dtype),
-            keys=u.to(dtype),
-            row=row.expand(batch, num_queries, num_heads, -1),
+            # The triton backend keeps features as they are given, and nothing that grows with n beside them.
+            queries=queries if backend == "triton" else queries.to(dtype),
+            keys=u if backend == "triton" else u.to(dtype),
+            row=row,
             measure=None if measure is None else measure.to(dtype),
             query_positions=x.exact,
             key_positions=y.exact,
@@ -147,6 +153,7 @@ def integral_transform(
             w_y=columns["y"],
             w_relative=columns["x-y"],
             w_distance=columns["distance"],
+            w_query=columns["u_x"] if backend == "triton" else None,
             w_key=columns["u_y"],
             w_product=columns["u_x*u_y"],
             w_mid=weights.w_mid,
@@ -165,20 +172,25 @@ def integral_transform(
         out = plain_pair_sum(inputs) if is_transformed() else pair_sum(*inputs)
         if blocks is not None:
             return out.to(queries.dtype)
-        omega = omega[..., None, None]
-        values = inputs.keys * omega
-        mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
         b2 = weights.output_bias(head_dim).expand(num_heads, -1, -1)  # [H, c, a]
-        out = out + torch.einsum("hca,bihc->biha", b2, mean)
+
+        def constant(keys: Tensor, omega: Tensor, b2: Tensor) -> Tensor:
+            values = keys * omega[..., None, None]
+            mean = visible_sum(values, num_queries) if is_causal else values.sum(1, keepdim=True)  # ubar
+            return torch.einsum("hca,bihc->biha", b2, mean)
+
+        # On a GPU, neither copies of the keys in float32 nor the means of a causal sum wait for the backward.
+        evaluate = recomputed if backend == "triton" else lambda function, *given: function(*given)
+        out = out + evaluate(constant, inputs.keys, omega, b2)
         if is_causal:
-            out = over_mass(out, visible_sum(omega, num_queries))
+            out = over_mass(out, visible_sum(omega, num_queries)[..., None, None])
         return out.to(queries.dtype)
 
 
 def _window_transform(
     u: Tensor, x: Coordinates, steps: Tensor, weights: KernelWeights, measure: Tensor | None
 ) -> Tensor:
-    """The sum over the last s keys of every query, with gamma(v) and |v| of their displacements, [s, F + 1]."""
+    """Sums over the last s keys of every query, with gamma(v) and |v| of their displacements, [s, F + 1]."""
     (batch, count, num_heads, head_dim), dtype = u.shape, steps.dtype
     columns, gamma, heads = split_input_weights(weights, head_dim), x.features_in(dtype), u.to(dtype)
     table = steps.new_zeros(len(steps), len(weights.b1))
@@ -197,18 +209,29 @@ def _window_transform(
     return window_sum(heads, *terms, values, table, columns["u_x*u_y"], w2, b2).to(u.dtype)
 
 
-def _evaluator(inputs: PairInputs, is_backward: bool = False) -> PairTiles:
-    """Returns what evaluates the sum: an object with ``forward()`` and ``backward(...)``."""
-    if inputs.backend != "triton":
-        return PairTiles(inputs)
+def _given_gradients(given: PairInputs, grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns gradients of the given arguments from those of its ``with_rows()``, in the dtypes of the arguments."""
+    grads, grad_row = dict(grads), grads["row"]
+    if given.w_query is not None:
+        rows = grad_row.flatten(0, 2)
+        grads["w_query"] = rows.T @ given.queries.reshape(len(rows), -1).to(rows.dtype)
+        grads["queries"] = grads["queries"] + grad_row @ given.w_query
+    grads["row"] = grad_row.sum_to_size(given.row.shape)
+    return {name: grad.to(getattr(given, name).dtype) for name, grad in grads.items()}
+
+
+def _triton_pairs(inputs: PairInputs, gradients: list[str] | None = None) -> Any:
+    """Returns what does the same as :class:`PairTiles` in Triton: for the forward, or a backward to ``gradients``."""
     from .exact.triton.device import has_fused_backward  # imports triton, which may not be installed
-    from .exact.triton.pairs import TritonPairs
+    from .exact.triton.pairs import TritonPairs, stores_bias_gradient
 
-    if is_backward and not has_fused_backward(inputs.keys.shape[-1], inputs.operand_dtype, inputs.keys.device):
-        from .exact.triton.chunked_backward import ChunkedBackward
+    if gradients is not None:
+        settings = inputs.keys.shape[-1], inputs.operand_dtype, inputs.keys.device
+        if not has_fused_backward(*settings, stores_bias_gradient(inputs, gradients)):
+            from .exact.triton.chunked_backward import ChunkedBackward
 
-        return ChunkedBackward(inputs)
-    return TritonPairs(inputs)
+            return ChunkedBackward(inputs.with_rows())
+    return TritonPairs(inputs.with_rows())
 
 
 def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: bool) -> list[str]:
@@ -228,7 +251,8 @@ def _with_gradient(inputs: PairInputs, needs_measure: bool, needs_positions: boo
 def pair_sum(*arguments):
     """Returns the sum over pairs, [B, n_q, H, d_h] in the dtype of ``row``, of the fields of :class:`PairInputs`."""
     inputs = PairInputs(*arguments)
-    return _evaluator(inputs).forward().contiguous()
+    pairs = _triton_pairs(inputs) if inputs.backend == "triton" else PairTiles(inputs)
+    return pairs.forward().contiguous()
 
 
 @pair_sum.register_fake
@@ -244,9 +268,10 @@ def _(*arguments):
 )
 def pair_sum_backward(grad_out, needs_measure, needs_positions, *arguments):
     """Returns the gradients of the arguments that :func:`_with_gradient` names, in that order."""
-    inputs = PairInputs(*arguments)
-    names = _with_gradient(inputs, needs_measure, needs_positions)
-    grads = _evaluator(inputs, is_backward=True).backward(grad_out, names)
+    given = PairInputs(*arguments)
+    names = _with_gradient(given, needs_measure, needs_positions)
+    pairs = _triton_pairs(given, names) if given.backend == "triton" else TiledBackward(given)
+    grads = _given_gradients(given, pairs.backward(grad_out, [name for name in names if name != "w_query"]))
     return [grads[name].contiguous() for name in names]
 
 
@@ -269,24 +294,14 @@ def _backward(ctx, grad_out):
     needs = PairInputs(*ctx.needs_input_grad)
     # The gradient itself will be differentiated, or is one of many.
     if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
-        grads = _plain_gradients(inputs, [name for name in DIFFERENTIABLE if getattr(needs, name)], grad_out)
+        names = [name for name in DIFFERENTIABLE if getattr(needs, name)]
+        grads = plain_gradients(plain_pair_sum, inputs, names, grad_out)
     else:
         flags = needs.measure, any(getattr(needs, name) for name in POSITIONS)
         names = _with_gradient(inputs, *flags)
         grads = dict(zip(names, pair_sum_backward(grad_out, *flags, *inputs), strict=True))
     lists = {name: [None] * len(value) for name, value in inputs._asdict().items() if isinstance(value, (list, tuple))}
     return tuple(lists.get(name, grads.get(name)) for name in PairInputs._fields)
-
-
-def _plain_gradients(inputs: PairInputs, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:
-    """Returns the gradients of the named arguments as functions that can be differentiated again."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views: partial derivatives are wanted, and the arguments depend on each other (row on queries).
-        views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
-        out = plain_pair_sum(inputs._replace(**views))
-        grads = torch.autograd.grad(out, list(views.values()), grad_out, create_graph=create_graph, allow_unused=True)
-    return dict(zip(names, grads, strict=True))
 
 
 pair_sum.register_autograd(_backward, setup_context=_setup_context)

@@ -46,8 +46,8 @@ def prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
 
 
 def blocked_prefix_sum(tensor: Tensor, dim: int = 1) -> Tensor:
-    """Is :func:`prefix_sum` by matrix products, in float64 where the device has it: n * 128 multiply-adds, any mode of
-    differentiation, no lower precision from autocast or TF32."""
+    """Computes :func:`prefix_sum` by matrix products, in float64 where the device has it: n * 128 multiply-adds, any
+    mode of differentiation, no lower precision from autocast or TF32."""
     rows = tensor.movedim(dim, 0)
     sums = _blocked(rows.reshape(len(rows), -1).to(position_dtype(tensor.device)))
     return sums.reshape(rows.shape).movedim(0, dim).to(tensor.dtype)

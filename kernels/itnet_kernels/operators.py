@@ -12,6 +12,15 @@ from .transforms import is_batched, is_transformed, operator_namespace
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", torch.dtype: "ScalarType"}
 
 
+def without_derivative(operator: Any, instead: str) -> None:
+    """Makes a backward through ``operator`` an error that says what to call ``instead``."""
+
+    def refuse(ctx, *grads):
+        raise NotImplementedError(f"{operator._qualname} has no derivative: {instead}")
+
+    operator.register_autograd(refuse)
+
+
 class KernelOperator:
     """An operator ``itnet::name`` of the fields of a named tuple, and ``itnet::name_backward`` with its derivative.
 
@@ -74,11 +83,13 @@ class KernelOperator:
             self.register_flops()
 
     def register_flops(self) -> None:
-        """Tells PyTorch's FlopCounterMode the FLOPs of both operators.
+        """Tells PyTorch's FlopCounterMode the FLOPs of both operators, once.
 
         That module imports Triton, so that this waits for somebody else to import it, or for the first call: counters
         that are made later know them.
         """
+        if self.flops_are_registered:
+            return
         from torch.utils.flop_counter import register_flop_formula
 
         self.flops_are_registered = True
@@ -92,10 +103,10 @@ class KernelOperator:
             register_flop_formula([packet])(formula)
 
     def __call__(self, inputs: Any) -> Tensor:
-        """The result, float32; by ordinary operations where a transform is at work."""
+        """Returns the result in float32, by ordinary operations where a transform is at work."""
         if is_transformed():
             return self.plain(inputs)
-        if not (self.flops_are_registered or torch.compiler.is_compiling()):
+        if not torch.compiler.is_compiling():
             self.register_flops()
         return self.function(*inputs)
 
@@ -118,18 +129,20 @@ class KernelOperator:
         names = self._names(wanted)
         # The gradient itself will be differentiated, or is one of many.
         if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
-            grads = self._plain_gradients(inputs, names, grad_out)
+            grads = plain_gradients(self.plain, inputs, names, grad_out)
         else:
             grads = dict(zip(names, self.derivative(grad_out, wanted, *inputs), strict=True))
         return tuple(grads.get(name) for name in self.kind._fields)
 
-    def _plain_gradients(self, inputs: Any, names: list[str], grad_out: Tensor) -> dict[str, Tensor | None]:
-        """Gradients of the named arguments as functions that can be differentiated again."""
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Views: partial derivatives are wanted, and the arguments may depend on each other.
-            views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
-            out = self.plain(inputs._replace(**views))
-            settings = {"create_graph": create_graph, "allow_unused": True}
-            grads = torch.autograd.grad(out, list(views.values()), grad_out, **settings)
-        return dict(zip(names, grads, strict=True))
+
+def plain_gradients(
+    plain: Callable[[Any], Tensor], inputs: Any, names: list[str], grad_out: Tensor
+) -> dict[str, Tensor | None]:
+    """Returns the gradients of the named arguments of ``plain`` as functions that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: partial derivatives are wanted, and the arguments may depend on each other.
+        views = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in names}
+        out = plain(inputs._replace(**views))
+        grads = torch.autograd.grad(out, list(views.values()), grad_out, create_graph=create_graph, allow_unused=True)
+    return dict(zip(names, grads, strict=True))

@@ -157,12 +157,12 @@ class Coordinates:
 
     @property
     def exact(self) -> Tensor:
-        """The positions in :func:`position_dtype`: [B, n, s], or [1, n, s] if all samples have the same."""
+        """Returns the positions in :func:`position_dtype`: [B, n, s], or [1, n, s] if all samples have the same."""
         return self._once("exact", self._exact)
 
     @property
     def features(self) -> Tensor:
-        """gamma(x) in :func:`position_dtype`: [B or 1, n, F]."""
+        """Returns gamma(x) in :func:`position_dtype`: [B or 1, n, F]."""
         return self._once("features", lambda: fourier_features(self.exact, self.frequencies))
 
     def features_in(self, dtype: torch.dtype) -> Tensor:
@@ -188,9 +188,9 @@ class Coordinates:
         )
 
     def steps(self, dtype: torch.dtype, count: int) -> Tensor | None:
-        """gamma(v) and |v| of the displacements v of a position from the last ``count`` ones, itself the last of them:
-        [count, F + 1]. None unless all samples have the same positions, evenly spaced on a line, in rising order, and
-        no gradient is wanted for them."""
+        """Returns gamma(v) and |v| of the displacements v of a position from the last ``count`` ones, itself the last
+        of them: [count, F + 1]. It is None unless all samples have the same positions, evenly spaced on a line, in
+        rising order, and no gradient is wanted."""
         if self.positions.requires_grad or not has_values(self.positions):
             return None
         return self._once(("steps", dtype, count), lambda: self._steps(*self.lattice(dtype), count))

@@ -117,18 +117,15 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
             )
 
 
-def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int) -> None:
-    """Checks the keys of each query, which are [B, n_q, M] integers in [0, n_k)."""
+def check_indices(indices: Tensor, batch: int, num_queries: int, num_keys: int, **per_pair: Tensor) -> None:
+    """Checks the keys of each query, which are [B, n_q, M] integers in [0, n_k), and what has a number for each."""
     if indices.dim() != 3 or list(indices.shape[:2]) != [batch, num_queries]:
         raise ValueError(f"`indices` {list(indices.shape)} must be [{batch}, {num_queries}, M]: M keys for each query")
     if indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"`indices` must be an integer tensor, got {indices.dtype}")
     if may_look_at(indices) and not bool(((indices >= 0) & (indices < num_keys)).all()):
         raise ValueError(f"`indices` must be in [0, {num_keys}): `u` has {num_keys} positions")
-
-
-def check_per_pair(name: str, tensor: Tensor, indices: Tensor) -> None:
-    """Checks a tensor that has a number for each listed key."""
-    if tensor.shape != indices.shape or not tensor.is_floating_point():
-        expected = f"a floating-point tensor of the shape of `indices` {list(indices.shape)}"
-        raise ValueError(f"`{name}` must be {expected}, got {tensor.dtype} {list(tensor.shape)}")
+    for name, tensor in per_pair.items():
+        if tensor.shape != indices.shape or not tensor.is_floating_point():
+            expected = f"a floating-point tensor of the shape of `indices` {list(indices.shape)}"
+            raise ValueError(f"`{name}` must be {expected}, got {tensor.dtype} {list(tensor.shape)}")

@@ -42,7 +42,7 @@ class KernelWeights(NamedTuple):
 
     @property
     def has_own_hidden(self) -> bool:
-        """Whether each head has hidden layers of its own."""
+        """Says whether each head has hidden layers of its own."""
         return self.w1.dim() == 3
 
     def of_head(self, head: int) -> "KernelWeights":

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet tune``: Phase 1 of Algorithm tiled_full on this machine's GPU."""
+"""``itnet tune`` runs Phase 1 of Algorithm tiled_full on this machine's GPU."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,45 +24,79 @@ def tune(
     positions: Annotated[int, Option(help="Positions of the inputs that are timed.")] = 512,
     batch: Annotated[int, Option(help="Samples of the inputs that are timed.")] = 8,
     heads: Annotated[int, Option(help="Heads of the inputs that are timed.")] = 6,
+    most: Annotated[int | None, Option(help="Tiles of a kernel to time at most; by default all that fit.")] = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Folder to write to; by default the cache.")] = None,
     estimate: Annotated[bool, Option("--estimate", help="Only say how long it would take.")] = False,
 ) -> None:
-    """Calls with other sizes than those that were timed take the defaults."""
+    """Calls with other head sizes, widths or dtypes than those that were timed take the defaults.
+
+    With TRITON_INTERPRET=1 the same runs on a CPU, for trying it out: its winners are those of Triton's interpreter.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"`--dtype` ({dtype!r}) must be one of {list(DTYPES)}")
-    if not torch.cuda.is_available() and not estimate:
-        raise ValueError("`itnet tune` times kernels and needs a GPU: torch.cuda.is_available() is False here")
+    if most is not None and most < 1:
+        raise ValueError(f"`--most` ({most}) must be at least 1")
     from itnet_kernels.exact.triton import tuned
-    from itnet_kernels.exact.triton.configs import FORWARD, FUSED_BACKWARD, POSITION_GRADIENT, Problem
-    from itnet_kernels.exact.triton.device import device_major, has_fused_backward, shared_limit
+    from itnet_kernels.exact.triton.configs import FAMILIES, Problem, is_interpreted
+    from itnet_kernels.exact.triton.device import device_major, shared_limit
+    from itnet_kernels.exact.triton.sizes import KernelSizes
 
-    device = torch.device("cuda")
-    operand, is_here = DTYPES[dtype], torch.cuda.is_available()
-    problem = Problem(head_dim, operand.itemsize, device_major(device) if is_here else 9, shared_limit(device))
-    families = [FORWARD]
-    if not is_here or has_fused_backward(head_dim, operand, device):
-        families += [FUSED_BACKWARD, POSITION_GRADIENT]
-    minutes = tuned.estimated_seconds(families, problem) / 60
-    echo(f"{sum(len(tuned.candidates(f, problem)) for f in families)} candidates, about {minutes:.0f} minutes")
+    is_here = torch.cuda.is_available() or is_interpreted()
+    if not (is_here or estimate):
+        raise ValueError("`itnet tune` times kernels and needs a GPU: torch.cuda.is_available() is False here")
+    device = torch.device("cuda" if torch.cuda.is_available() or not is_here else "cpu")
+    operand, major = DTYPES[dtype], device_major(device) if is_here and device.type == "cuda" else 9
+    sizes = KernelSizes(head_dim, width).supported()
+    problem = Problem(sizes.head_dim, operand.itemsize, major, shared_limit(device))
+    kernels = _kernels(sizes.head_dim, operand, device, is_here)
+    families = [family for family in FAMILIES if family.name in kernels]
+    minutes = tuned.estimated_seconds(families, problem, most) / 60
+    count = sum(len(tuned.chosen_candidates(family, problem, most)) for family in families)
+    echo(f"{count} candidates, about {minutes:.0f} minutes")
     if estimate:
         return
-    step = _training_step(device, operand, head_dim, width, positions, batch, heads)
+    forward, step = _runs(device, operand, head_dim, width, positions, batch, heads)
 
     def seconds(family, settings) -> float:
-        from triton.testing import do_bench
-
-        _forget_winners()
+        kernels[family.name].cache.clear()  # Triton keeps what it chose: the next launch has to ask again
         with tuned.forced(family.name, settings):
-            return do_bench(step, warmup=5, rep=20) / 1e3
+            return _seconds(forward if family.name == "forward" else step, device)
 
-    winners = tuned.tune(families, problem, seconds, echo)
-    _forget_winners()
-    name, key = torch.cuda.get_device_name(device), tuned.problem_key(operand, head_dim, width)
-    echo(str(tuned.write(name, key, winners, output or tuned.tuned_directory())))
+    winners = tuned.tune(families, problem, seconds, echo, most)
+    for kernel in kernels.values():
+        kernel.cache.clear()
+    key = tuned.problem_key(operand, *sizes)
+    echo(str(tuned.write(tuned.device_name(device), key, winners, output or tuned.tuned_directory())))
 
 
-def _training_step(device, dtype, head_dim, width, positions, batch, heads):
-    """A forward and backward of the operator on random inputs, as a function without arguments."""
+def _kernels(head_dim: int, dtype: torch.dtype, device: torch.device, is_here: bool) -> dict:
+    """Returns what a training step launches on the device, by its family of tiles; without a GPU, on Hopper."""
+    from itnet_kernels.exact.triton.backward import itnet_bwd_kernel
+    from itnet_kernels.exact.triton.device import has_fused_backward
+    from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
+    from itnet_kernels.exact.triton.fused_backward import itnet_fused_bwd_kernel
+    from itnet_kernels.exact.triton.position_weights import itnet_position_weights_kernel
+
+    is_fused = has_fused_backward(head_dim, dtype, device) if is_here else head_dim <= 64 and dtype.itemsize == 2
+    if not is_fused:
+        return {"forward": itnet_fwd_kernel, "backward": itnet_bwd_kernel}
+    backward = {"fused_backward": itnet_fused_bwd_kernel, "position_weights": itnet_position_weights_kernel}
+    return {"forward": itnet_fwd_kernel} | backward
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the median on a GPU, and the time of one run in the interpreter."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    from triton.testing import do_bench
+
+    return do_bench(run, warmup=5, rep=20, return_mode="median") / 1e3
+
+
+def _runs(device, dtype, head_dim, width, positions, batch, heads) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Returns a forward, and a forward with backward, of the operator on random inputs, as a model trains it."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -76,18 +112,11 @@ def _training_step(device, dtype, head_dim, width, positions, batch, heads):
     u, where = normal(batch, positions, heads, head_dim), torch.rand(positions, 2, generator=generator).to(device)
     measure = torch.full((batch, positions), 1 / positions, device=device)
 
+    def run() -> torch.Tensor:
+        return integral_transform(u, where, weights, measure=measure, backend="triton")
+
     def step() -> None:
-        out = integral_transform(u, where, weights, measure=measure, backend="triton")
+        out = run()
         torch.autograd.grad(out, [u, *weights[:4]], torch.ones_like(out))
 
-    return step
-
-
-def _forget_winners() -> None:
-    """Triton keeps what it chose for a kernel: the next launch has to ask again."""
-    from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
-    from itnet_kernels.exact.triton.fused_backward import itnet_fused_bwd_kernel
-    from itnet_kernels.exact.triton.position_gradient import itnet_position_gradient_kernel
-
-    for kernel in (itnet_fwd_kernel, itnet_fused_bwd_kernel, itnet_position_gradient_kernel):
-        kernel.cache.clear()
+    return torch.no_grad()(run), step

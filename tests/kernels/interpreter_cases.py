@@ -38,7 +38,24 @@ CASES = {
     "displacement": {"n": 15, "inputs": ("x-y",), "heads": 1},
     "distance": {"n": 15, "inputs": ("distance", "u_y"), "heads": 1},
     "nothing": {"n": 3, "inputs": ()},
+    "many-frequencies": {"n": 5, "heads": 1, "frequencies": 70},
 }
+# Positions that are data, as they are for models: the weights of Fourier features have a kernel of their own then.
+FROZEN = [
+    "n15-causal",
+    "n40",
+    "n40-17-queries-causal",
+    "shared-output",
+    "d32-w64",
+    "d64-w128",
+    "d24-w48",
+    "displacement",
+    "distance",
+    "many-frequencies",
+    "text",
+    "text-causal",
+    "keys-per-sample",
+]
 HALF_CASES = [
     "n1",
     "n17-per-sample",
@@ -70,9 +87,14 @@ def poisoned_memory():
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32(problem, same, name):
-    problem_ = make(problem, name)
-    actual = problem_.to(torch.float32).run_backward("triton")
-    same(actual, problem_.run_backward("reference"), 1e-5)
+    compare(make(problem, name), same, name)
+
+
+def compare(problem_, same, name: str, position_gradients: bool | None = None) -> None:
+    """float32 with the reference in float64: the output and every gradient, of positions unless they are frozen."""
+    wanted = name not in FROZEN if position_gradients is None else position_gradients
+    actual = problem_.to(torch.float32).run_backward("triton", position_gradients=wanted)
+    same(actual, problem_.run_backward("reference", position_gradients=wanted), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["n17-per-sample", "n15-causal"])
@@ -147,9 +169,7 @@ def ragged(problem, name: str):
 
 @pytest.mark.parametrize("name", RAGGED)
 def test_ragged_float32(problem, same, name):
-    problem_ = ragged(problem, name)
-    actual = problem_.to(torch.float32).run_backward("triton")
-    same(actual, problem_.run_backward("reference"), 1e-5)
+    compare(ragged(problem, name), same, name)
 
 
 @pytest.mark.parametrize("workspace", [2_000_000, 1_500_000, 1], ids=["2 samples", "2 and 1 samples", "16 queries"])
@@ -157,15 +177,20 @@ def test_ragged_float32(problem, same, name):
 def test_ragged_chunks(problem, same, monkeypatch, name, workspace):
     """Chunks of two samples; those of the bias two and those of the kernels one; of 16 queries of one sample."""
     bounded(monkeypatch, workspace)
-    problem_ = ragged(problem, name)
-    actual = problem_.to(torch.float32).run_backward("triton")
-    same(actual, problem_.run_backward("reference"), 1e-5)
+    compare(ragged(problem, name), same, name, position_gradients=name == "keys-per-sample")
 
 
-def test_frozen_positions_and_measure(problem, same):
-    problem_ = make(problem, "n17-per-sample")
-    actual = problem_.to(torch.float32).run_backward("triton", position_gradients=False)
-    same(actual, problem_.run_backward("reference", position_gradients=False), 1e-5)
+def test_a_later_chunk_has_more_groups_of_samples(problem, same, monkeypatch):
+    """48 queries of both samples by three programs, then 32 queries by two for each sample: four places, not three."""
+    monkeypatch.setenv("ITNET_FUSED_BACKWARD", "1")
+    monkeypatch.setattr("itnet_kernels.exact.triton.weight_sums.multiprocessors", lambda device: 16)
+    problem_ = problem(n=9, num_queries=80, batch=2, heads=1, head_dim=16, width=32)
+    bounded(monkeypatch, 48 * 32 * 128 * 4)  # bytes of the bias of 48 queries
+    compare(problem_, same, "n9-80-queries", position_gradients=False)
+
+
+def test_frozen_positions_of_their_own(problem, same):
+    compare(make(problem, "n17-per-sample"), same, "n17-per-sample", position_gradients=False)
 
 
 def test_few_products_for_w2(problem, same, monkeypatch):
@@ -207,8 +232,8 @@ def test_float16(problem, name):
     """Error against float64 at most twice that of the same mathematics in plain PyTorch at that dtype."""
     problem_ = ragged(problem, name) if name in RAGGED else make(problem, name)
     problem_ = problem_.to(torch.float16).to(torch.float64)
-    expected = problem_.run_backward("reference")
-    actual = problem_.to(torch.float16).run_backward("triton")
+    expected = problem_.run_backward("reference", position_gradients=name not in FROZEN)
+    actual = problem_.to(torch.float16).run_backward("triton", position_gradients=name not in FROZEN)
     plain = plain_pytorch(problem_.to(torch.float16))
     assert actual["out"].dtype == torch.float16
     for key, value in expected.items():
@@ -258,7 +283,7 @@ def test_batch_mates_change_no_bit(problem, pair_sum_arguments, per_sample):
     alone = replace(both, u=both.u[:1], measure=both.measure[:1], positions=first)
     moments = []
     for problem_ in (both, alone):
-        pairs = TritonPairs(pair_sum_arguments(problem_, "triton")._replace(operand_dtype=torch.float16))
+        pairs = TritonPairs(pair_sum_arguments(problem_, "triton").with_rows()._replace(operand_dtype=torch.float16))
         tile = pairs.bias.tile(slice(0, len(problem_.u)), slice(0, 17))
         pairs.bias_blocks = tile.shape[1]
         moments.append(pairs._moments(slice(0, 1), slice(0, 17), tile[:1]))
@@ -305,7 +330,7 @@ def test_fragments_hold_the_rows(problem, pair_sum_arguments):
         {"per_sample": True},
     ):
         problem_ = problem(n=19, heads=1, head_dim=16, width=32, **settings).to(torch.float32)
-        bias = TritonPairs(pair_sum_arguments(problem_, "triton")).bias
+        bias = TritonPairs(pair_sum_arguments(problem_, "triton").with_rows()).bias
         where = slice(0, 2), slice(0, 19)
         torch.testing.assert_close(from_fragments(bias.tile(*where))[:, :19], bias.rows(*where), rtol=1e-5, atol=1e-5)
 
@@ -315,7 +340,7 @@ def test_bias_beyond_the_range_of_its_dtype(problem, pair_sum_arguments):
     """bfloat16 operands reach far beyond 65504, the float16 bias beside them gets there by its range."""
     problem_ = problem(n=15, batch=1, heads=1, head_dim=16, width=32)
     problem_ = replace(problem_, positions=problem_.positions * 1e6)
-    arguments = pair_sum_arguments(problem_.to(torch.float32), "triton")
+    arguments = pair_sum_arguments(problem_.to(torch.float32), "triton").with_rows()
     distances = torch.cdist(problem_.positions, problem_.positions)
     columns = split_input_weights(problem_.weights, 16)
     gamma = fourier_features(problem_.positions, problem_.weights.fourier)

@@ -209,8 +209,20 @@ def test_opcheck_and_flops(problem):
     list_sum(inputs)  # the first call registers the formula
     with FlopCounterMode(display=False) as counter:
         list_sum(inputs).sum().backward()
-    one = 6 * 32 * 16 * (4 * 5 + 2 * 16)  # queries, w, d_h, two products for each of 5 keys, one with W2
+    # queries, d_h; two products with w units for each of 5 keys and their mean, W2 and b2
+    one = 6 * 16 * (5 * (4 * 32 + 2) + 2 * 16 * (32 + 1))
     assert counter.get_total_flops() == 4 * one
+
+
+def test_one_query_has_no_derivative():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (1, 1, 16), (1, 5, 1, 16), (1, 1), (1, 5, 1), (1, 5, 1), (1, 5), (16, 16), (16,), (1, 256, 16), (1, 256)
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    rest = None, [-1, -1, -1, -1, -1, -1, 0], False, torch.float32
+    torch.library.opcheck(torch.ops.itnet.list_step, (*tensors, *rest))
+    out = torch.ops.itnet.list_step(tensors[0].requires_grad_(), *tensors[1:], *rest)
+    with pytest.raises(NotImplementedError, match="itnet::list_step has no derivative: call integral_transform"):
+        out.sum().backward()
 
 
 def test_compiles_into_one_graph(problem):

@@ -180,6 +180,7 @@ class TestAgainst:
             assert checkout.measure("reference, w = 32, forward")["seconds"] > 0
             assert "KeyError" in checkout.measure("nobody, forward")["error"]
             assert checkout.measure("reference, w = 32, training step")["seconds"] > 0
+            assert checkout.measure("preset itnet-tiny, B = 8, training step")["seconds"] > 0
 
     def test_other_packages(self, benchmark, tmp_path):
         """What is measured comes from the folder that was named, not from the environment."""

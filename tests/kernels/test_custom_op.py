@@ -2,6 +2,7 @@
 interpreter_cases.py."""
 
 import importlib
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from itnet_kernels import KERNEL_INPUTS, integral_transform
 from itnet_kernels.exact.pair_inputs import POSITIONS
+from itnet_kernels.exact.plain_pair_sum import plain_pair_sum, plain_tile
+from itnet_kernels.exact.tiled import PairTiles
 
 VARIANTS = {
     "full": {"n": 6},
@@ -31,6 +34,22 @@ def test_opcheck_without_measure_or_position_gradients(problem, pair_sum_argumen
     inputs = pair_sum_arguments(problem(n=5), "tiled")
     frozen = {name: getattr(inputs, name).detach() for name in POSITIONS}
     torch.library.opcheck(torch.ops.itnet.pair_sum, inputs._replace(measure=None, **frozen))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["full", "causal-queries", "no-positions"])
+def test_plain_sums_take_what_either_backend_is_given(problem, pair_sum_arguments, monkeypatch, name):
+    """The triton backend gets a part of the row term and features in their dtype; exports write either out densely."""
+    monkeypatch.setattr(sys.modules[integral_transform.__module__], "resolve_backend", lambda backend, *_: backend)
+    problem_ = problem(**VARIANTS[name])
+    whole, parts = (pair_sum_arguments(problem_, backend) for backend in ("tiled", "triton"))
+    assert parts.w_query is not None and whole.w_query is None
+    parts = parts._replace(queries=parts.queries.float(), keys=parts.keys.float())
+    whole = whole._replace(queries=parts.queries.double(), keys=parts.keys.double(), row=parts.with_rows().row)
+    last_visible = whole.keys.shape[1] - whole.queries.shape[1]
+    expected = PairTiles(whole).forward()
+    for actual in (plain_pair_sum(parts), plain_tile(parts, last_visible)):
+        torch.testing.assert_close(actual, expected)
 
 
 def loss_and_gradients(function, problem) -> tuple[torch.Tensor, list[torch.Tensor]]:

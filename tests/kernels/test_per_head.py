@@ -83,18 +83,17 @@ def test_kernel_matrices(problem, case):
 INDICES = torch.tensor([[0, 3], [6, 6], [1, 2], [5, 0]])
 
 
-def sampled(p):
+def sampled(p, **settings):
     coefficients = torch.linspace(-1, 1, 16, dtype=torch.float64).view(2, 4, 2)
     given = {"indices": INDICES.expand(2, -1, -1), "coefficients": coefficients}
-    return sampled_transform(
-        p.u, p.positions, p.weights, **given, queries=p.queries, query_positions=p.query_positions
-    )
+    settings |= {"queries": p.queries, "query_positions": p.query_positions}
+    return sampled_transform(p.u, p.positions, p.weights, **given, **settings)
 
 
-def monte_carlo(p):
+def monte_carlo(p, **settings):
     probabilities = torch.linspace(0.1, 0.9, 16, dtype=torch.float64).view(2, 4, 2)
     given = {"indices": INDICES.expand(2, -1, -1), "probabilities": probabilities, "measure": p.measure}
-    settings = {"queries": p.queries, "query_positions": p.query_positions}
+    settings |= {"queries": p.queries, "query_positions": p.query_positions}
     return monte_carlo_transform(p.u, p.positions, p.weights, **given, **settings)
 
 
@@ -103,6 +102,8 @@ def monte_carlo(p):
 def test_chosen_keys(problem, same, function, layers):
     problem_ = with_own_layers(problem, num_queries=4, layers=layers)
     same(problem_.gradients(function), problem_.gradients(partial(head_by_head, function=function)), 1e-10)
+    with pytest.raises(ValueError, match=r"`backend` \('no such'\) must be one of"):
+        function(problem_, backend="no such")
 
 
 def test_integrand_norms(problem):

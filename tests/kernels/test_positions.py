@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from itnet_kernels import KERNEL_INPUTS, fourier_features, sampled_transform
-from itnet_kernels.exact.cells import Cells, Place
 from itnet_kernels.exact.pair_inputs import POSITIONS, PairInputs
 from itnet_kernels.exact.position_bias import PositionBias
+from itnet_kernels.exact.tiled import Cells, Place
 from itnet_kernels.first_layer import PositionWeights
 from itnet_kernels.positions import _PHASE_ERRORS, find_displacements, find_lattice
 

@@ -14,8 +14,8 @@ from itnet_kernels.exact.triton.configs import (
     FORWARD,
     FUSED_BACKWARD,
     KEY_MULTIPLE,
-    LARGEST_UNITS,
     POSITION_GRADIENT,
+    POSITION_WEIGHTS,
     Problem,
     autotune,
     pinned_settings,
@@ -25,12 +25,14 @@ from itnet_kernels.exact.triton.configs import (
 from itnet_kernels.exact.triton.forward import itnet_fwd_kernel
 from itnet_kernels.exact.triton.fused_backward import itnet_fused_bwd_kernel
 from itnet_kernels.exact.triton.position_gradient import itnet_position_gradient_kernel
+from itnet_kernels.exact.triton.position_weights import itnet_position_weights_kernel
 
 KERNELS = {
     FORWARD.name: itnet_fwd_kernel,
     BACKWARD.name: itnet_bwd_kernel,
     FUSED_BACKWARD.name: itnet_fused_bwd_kernel,
     POSITION_GRADIENT.name: itnet_position_gradient_kernel,
+    POSITION_WEIGHTS.name: itnet_position_weights_kernel,
 }
 HOPPER = Problem(head_dim=64, itemsize=2, major=9, shared_limit=232448)
 AMPERE = Problem(head_dim=64, itemsize=2, major=8, shared_limit=166912)
@@ -66,20 +68,21 @@ def test_every_tile_divides_the_padding(family):
     assert all(KEY_MULTIPLE % config.settings["BK"] == 0 for config in family.configs)
 
 
-@pytest.mark.parametrize("family", [FORWARD, FUSED_BACKWARD, POSITION_GRADIENT], ids=lambda family: family.name)
-def test_a_group_of_hidden_units_holds_every_tile(family):
-    assert all(config.settings["ROWS"] // config.settings["BP"] <= LARGEST_UNITS for config in family.configs)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family is not BACKWARD], ids=lambda f: f.name)
+def test_tiles_have_no_more_hidden_units_than_their_family(family):
+    assert all(config.settings["ROWS"] // config.settings["BP"] <= family.most_units for config in family.configs)
 
 
 def test_timing_puts_back_what_a_launch_adds_to():
     assert set(FUSED_BACKWARD.added_to) <= set(itnet_fused_bwd_kernel.arg_names)
+    assert set(POSITION_WEIGHTS.added_to) <= set(itnet_position_weights_kernel.arg_names)
     assert not FORWARD.added_to + BACKWARD.added_to + POSITION_GRADIENT.added_to
 
 
 def test_what_suits_a_device():
     assert tiles(FORWARD, HOPPER) == [(16, 128, 64, 4, 3), (16, 128, 64, 8, 2), (16, 64, 64, 4, 2), (16, 64, 32, 4, 1)]
     assert tiles(BACKWARD, HOPPER) == [(64, 8, 2), (64, 8, 1)]
-    assert tiles(FUSED_BACKWARD, HOPPER) == [(64, 128, 64, 8, 2)]
+    assert tiles(FUSED_BACKWARD, HOPPER) == [(128, 128, 64, 8, 2)]
     assert tiles(FORWARD, AMPERE) == [(16, 128, 64, 4, 3), (16, 128, 64, 8, 2), (16, 64, 64, 4, 2), (16, 64, 32, 4, 1)]
     assert tiles(BACKWARD, AMPERE) == [(32, 4, 2)]
     assert tiles(FORWARD, AMPERE._replace(itemsize=4)) == [(16, 128, 16, 8, 1)]

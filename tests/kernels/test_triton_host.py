@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton", reason="the triton package is not installed")
 
 from itnet_kernels.backends import resolve_backend
+from itnet_kernels.exact.triton import device as device_module
 from itnet_kernels.exact.triton.pairs import dot_precision, float32_product
 
 CUDA = torch.device("cuda")
@@ -71,6 +72,27 @@ def test_float32_product_elsewhere():
         torch.full((1, 64, 2), 300.5, dtype=torch.float16),
     )
     assert torch.equal(float32_product(left, right), torch.full((1, 2, 2), 300 * 300.5 * 64))
+
+
+FUSED = [
+    (9, True, True),
+    (10, False, False),
+    (8, False, True),
+    (8, True, False),
+    (12, True, False),
+    (None, False, False),
+]
+
+
+@pytest.mark.parametrize(("major", "stores_pairs", "expected"), FUSED)
+def test_where_the_backward_is_fused(monkeypatch, major, stores_pairs, expected):
+    """Hopper always, Blackwell and AMD never, elsewhere unless dL/dP itself is wanted. Half precision, d_h <= 64."""
+    monkeypatch.delenv("ITNET_FUSED_BACKWARD", raising=False)
+    monkeypatch.setattr(device_module, "device_major", lambda device: major)
+    assert device_module.has_fused_backward(64, torch.bfloat16, CUDA, stores_pairs) is expected
+    assert device_module.has_fused_backward(32, torch.bfloat16, CUDA, stores_pairs) is (expected and major != 8)
+    assert not device_module.has_fused_backward(128, torch.bfloat16, CUDA, stores_pairs)
+    assert not device_module.has_fused_backward(64, torch.float32, CUDA, stores_pairs)
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ CASES = Path(__file__).with_name("interpreter_cases.py")
 SMALL_TILES = {
     "ITNET_FORWARD_CONFIG": "BP=16,ROWS=64,BK=16,num_warps=4,num_stages=1",
     "ITNET_BACKWARD_CONFIG": "BK=16,num_warps=4,num_stages=1",
-    "ITNET_FUSED_BACKWARD_CONFIG": "BP=16,ROWS=32,BK=16,num_warps=4,num_stages=1",
+    "ITNET_FUSED_BACKWARD_CONFIG": "BP=32,ROWS=32,BK=32,num_warps=4,num_stages=1",
     "ITNET_POSITION_GRADIENT_CONFIG": "BP=16,ROWS=64,BK=32,num_warps=4,num_stages=1",
+    "ITNET_POSITION_WEIGHTS_CONFIG": "BP=16,ROWS=64,BK=32,num_warps=4,num_stages=1",
 }
 
 

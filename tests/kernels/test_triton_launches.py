@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton", reason="the triton package is not installed")
 
 from itnet_kernels.exact.pair_inputs import PairInputs
-from itnet_kernels.exact.triton import bias, chunked_backward, pairs
+from itnet_kernels.exact.triton import bias, chunked_backward, pairs, weight_sums
 
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "_unsafe_view"}
 
@@ -38,7 +38,13 @@ def launches(monkeypatch):
     def kernel(name: str):
         class Kernel:
             def __class_getitem__(cls, grid):
-                return lambda **arguments: mode.counts.update([name])
+                def launch(**arguments):
+                    mode.counts.update([name])
+                    if name == "position weights":  # 8 of 128 hidden units each
+                        tiles, groups, _ = grid({"BP": 16, "ROWS": 128})
+                        assert len(arguments["p_dfeatures"]) == len(arguments["p_ddistance"]) >= tiles // 16 * groups
+
+                return launch
 
         return Kernel
 
@@ -50,6 +56,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(pairs, "itnet_fwd_kernel", kernel("forward"))
     monkeypatch.setattr(pairs, "itnet_fused_bwd_kernel", kernel("backward"))
     monkeypatch.setattr(pairs, "itnet_position_gradient_kernel", kernel("position gradient"))
+    monkeypatch.setattr(weight_sums, "itnet_position_weights_kernel", kernel("position weights"))
     monkeypatch.setattr(chunked_backward, "itnet_bwd_kernel", kernel("backward"))
     monkeypatch.setattr(chunked_backward, "device_major", lambda device: 8)
     for module in (pairs, chunked_backward):
@@ -115,7 +122,14 @@ def test_padded_text_is_not_computed_sample_by_sample(launches):
     """The moments come in chunks of several samples, as they do for shared positions, but for a rest of each bias."""
     padded, shared = launches(True), launches(False)
     assert padded[0]["forward"] <= shared[0]["forward"] + padded[0]["bias"]
-    assert padded[1]["backward"] == padded[1]["bias"] == padded[1]["position gradient"]
+    assert padded[1]["backward"] == padded[1]["bias"] == padded[1]["position weights"]
+
+
+@pytest.mark.parametrize("per_sample", [False, True], ids=["shared", "per-sample"])
+@pytest.mark.parametrize("n", [392, 584, 1000])
+def test_every_program_has_a_place_to_add_to(launches, n, per_sample):
+    """The last chunk has fewer queries than the first, and so more groups of samples, or more samples."""
+    assert launches(per_sample, n=n, batch=64)[1]["position weights"] > 1
 
 
 @pytest.mark.parametrize(("heads", "most"), [(6, 430), (12, 640)])

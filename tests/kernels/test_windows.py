@@ -70,6 +70,19 @@ def test_equals_the_dense_sum(even, same, calls, parts, n, inputs):
     assert calls == [5]
 
 
+def test_a_backward_inside_of_autocast(even, calls):
+    """Some callers leave autocast only after the backward, which lowers the products of the parts around the sum."""
+    given = even(13).to(torch.float32)
+    run = partial(given.gradients, partial(transform, window=5), position_gradients=False)
+    expected = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = run()
+    assert torch.equal(lowered["w2"], expected["w2"])
+    for name, value in expected.items():
+        assert (lowered[name] - value).norm() <= 4 * torch.finfo(torch.bfloat16).eps * value.norm(), name
+    assert calls == [5, 5]
+
+
 @pytest.mark.parametrize("size", [1, 2, 9, 40])
 def test_sizes(even, same, calls, parts, size):
     """From the position itself to more than all of them."""

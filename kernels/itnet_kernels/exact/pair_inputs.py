@@ -18,7 +18,7 @@ class PairInputs(NamedTuple):
 
     queries: Tensor  # [B, n_q, H, d_h]
     keys: Tensor  # [B, n_k, H, d_h]
-    row: Tensor  # q [B, n_q, H, w]
+    row: Tensor  # q [B, n_q, H, w], or its part without content, which broadcasts to that
     measure: Tensor | None  # [B, n_k]; None is uniform
     query_positions: Tensor  # [B or 1, n_q, s]
     key_positions: Tensor  # [B or 1, n_k, s]
@@ -27,6 +27,7 @@ class PairInputs(NamedTuple):
     w_y: Tensor | None  # [w, F]
     w_relative: Tensor | None  # [w, F]
     w_distance: Tensor | None  # [w, 1]
+    w_query: Tensor | None  # W_ux [w, d_h], where row is without content
     w_key: Tensor | None  # W_uy [w, d_h]
     w_product: Tensor | None  # W_had [w, d_h]
     w_mid: Tensor | None  # [w, w]
@@ -50,16 +51,23 @@ class PairInputs(NamedTuple):
 
     @property
     def has_position_bias(self) -> bool:
-        return any(weight is not None for weight in self.position_weights)
+        return self.position_weights.are_used
 
     @property
     def omega(self) -> Tensor:
-        """The measure [B, n_k]."""
+        """Returns the measure [B, n_k]."""
         return uniform_measure(self.keys) if self.measure is None else self.measure
 
     @property
     def has_frequencies(self) -> bool:
         return len(self.frequencies) > 0
+
+    def with_rows(self) -> "PairInputs":
+        """Returns the same sum with the whole row term, in the dtype of its part without content."""
+        row = self.row.expand(*self.queries.shape[:3], -1)
+        if self.w_query is not None:
+            row = row + self.queries.to(row.dtype) @ self.w_query.T
+        return self._replace(row=row, w_query=None)
 
     def zeros(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Returns contiguous zeros in the shape of the named arguments."""

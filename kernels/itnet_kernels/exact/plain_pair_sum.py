@@ -20,6 +20,7 @@ _PER_QUERY = ("queries", "row", "query_positions", "query_features")
 
 def plain_pair_sum(inputs: PairInputs) -> Tensor:
     """Returns [B, n_q, H, d_h] in the dtype of ``row``, as ``itnet::pair_sum``; in tiles of queries."""
+    inputs = _wide(inputs)
     if inputs.block_pairs:
         return sum(plain_block_sum(inputs, number) for number in range(len(inputs.block_pairs)))
     num_queries, num_keys = inputs.queries.shape[1], inputs.keys.shape[1]
@@ -57,6 +58,7 @@ def plain_tile(inputs: PairInputs, last_visible: int | None, pairs: Tensor | Non
 
     ``pairs`` [B, n_q, n_k] says which pairs count, and is what the last hidden unit holds.
     """
+    inputs = _wide(inputs)
     queries, keys, row = (t.transpose(1, 2) for t in (inputs.queries, inputs.keys, inputs.row))  # [B, H, n, .]
     batch, heads, num_queries, width = row.shape
     num_keys = keys.shape[2]
@@ -85,3 +87,9 @@ def plain_tile(inputs: PairInputs, last_visible: int | None, pairs: Tensor | Non
     values = keys * inputs.omega[:, None, :, None]
     moments = (hidden @ values).unflatten(2, (num_queries, width)).flatten(3)  # A [B, H, n_q, w * d_h]
     return (moments @ inputs.w2).transpose(1, 2).contiguous()
+
+
+def _wide(inputs: PairInputs) -> PairInputs:
+    """Returns the same sum with its whole row term and with features in the dtype of that, whatever the backend."""
+    dtype = inputs.row.dtype
+    return inputs.with_rows()._replace(queries=inputs.queries.to(dtype), keys=inputs.keys.to(dtype))

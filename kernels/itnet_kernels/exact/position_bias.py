@@ -4,13 +4,17 @@ Two ways to evaluate P: a table of displacements, where the positions lie on a r
 there are few of them; otherwise the bilinear form of first_layer.py. The gradients always take the bilinear form.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..first_layer import PositionWeights, key_factors, length, position_tile
 from ..positions import find_tables
-from .cells import Cells, Place
 from .pair_inputs import POSITIONS, PairInputs
+
+if TYPE_CHECKING:
+    from .tiled import Cells, Place
 
 #: What P is where a pair does not count: GELU and its derivative are exactly 0 there, whatever is added.
 HIDDEN = -1e15
@@ -40,7 +44,7 @@ class PositionBias:
             # W_y . gamma(y_j): [B or 1, n_k, w]
             self.key_term = None if w_y is None else inputs.key_features @ w_y.T
 
-    def tile(self, cells: Cells, place: Place) -> Tensor:
+    def tile(self, cells: "Cells", place: "Place") -> Tensor:
         """Returns [cells, m, t * w], with the cells of one sample if all samples have the same bias."""
         inputs = self.inputs
         shape = cells.num_keys, place.num_queries, inputs.row.shape[-1]  # m, t, w
@@ -65,13 +69,13 @@ class PositionBias:
         bias[..., -1] = HIDDEN
         return bias.flatten(2, 3)
 
-    def pairs(self, cells: Cells, place: Place) -> Tensor:
+    def pairs(self, cells: "Cells", place: "Place") -> Tensor:
         """Returns which pairs of the blocks count: [cells, m, t], with as many cells as :meth:`tile`."""
         pairs = cells.pairs[slice(0, 1) if len(cells.pairs) == 1 else place.samples, place.blocks, place.rows]
         num_samples = 1 if cells.is_shared else place.samples.stop - place.samples.start
         return pairs.expand(num_samples, -1, -1, -1).flatten(0, 1).mT
 
-    def backward(self, cells: Cells, place: Place, grad: Tensor, grads: dict[str, Tensor]) -> None:
+    def backward(self, cells: "Cells", place: "Place", grad: Tensor, grads: dict[str, Tensor]) -> None:
         """Adds the part of a place to every gradient in ``grads``, given dL/dP [cells, m, t * w]."""
         inputs, where = self.inputs, self._positions(cells, place)
         needs_positions = "key_positions" in grads
@@ -84,7 +88,7 @@ class PositionBias:
             else:
                 grads[name] += value
 
-    def _positions(self, cells: Cells, place: Place) -> list[Tensor]:
+    def _positions(self, cells: "Cells", place: "Place") -> list[Tensor]:
         """Returns x, y, gamma(x) and gamma(y) of the cells: [c, t or m, .]."""
         parts = [
             cells.take_positions(getattr(self.inputs, name), side, place)

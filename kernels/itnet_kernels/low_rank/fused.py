@@ -34,7 +34,7 @@ class FeatureSum(NamedTuple):
 
 
 def plain_feature_sum(inputs: FeatureSum) -> Tensor:
-    """[B, H, R + 1, C]."""
+    """Returns the sum in ordinary operations: [B, H, R + 1, C]."""
     dtype = inputs.measure.dtype
     weighted = inputs.values.to(dtype) * inputs.measure[..., None, None]
     sums = torch.einsum("bnhr,bnhc->bhrc", inputs.g.to(dtype), weighted)
@@ -69,7 +69,7 @@ class FeatureApply(NamedTuple):
 
 
 def plain_feature_apply(inputs: FeatureApply) -> Tensor:
-    """[B, n, H, A]."""
+    """Applies the table in ordinary operations: [B, n, H, A]."""
     table = inputs.table
     product = torch.einsum("bnhr,bhra->bnha", inputs.f.to(table.dtype), table[:, :, :-1])
     return product + table[:, None, :, -1]
@@ -135,7 +135,7 @@ class FactorProject(NamedTuple):
 
 
 def plain_factor_project(inputs: FactorProject) -> Tensor:
-    """[B, n, H, r]."""
+    """Projects in ordinary operations: [B, n, H, r]."""
     values = inputs.values.to(inputs.bias.dtype)
     products = torch.einsum("bnhc,hrck->bnhrk", values, inputs.weight)
     constant = torch.einsum("bnhc,hrc->bnhr", values, inputs.bias)
@@ -143,42 +143,50 @@ def plain_factor_project(inputs: FactorProject) -> Tensor:
 
 
 def _weight_gradient(left: Tensor, z: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """sum_i left_i[a] z_i[r] h_i[k]: [H, r, a, k], by one product per head."""
-    products = (z.unsqueeze(-1) * hidden.unsqueeze(-2)).to(dtype).permute(2, 0, 1, 3, 4).flatten(1, 2).flatten(2)
-    left = left.to(dtype).permute(2, 3, 0, 1).flatten(2)  # [H, a, B n]
-    return _float32_product(left, products).unflatten(2, (z.shape[-1], -1)).transpose(1, 2)
-
-
-def _float32_product(left: Tensor, right: Tensor) -> Tensor:
+    """Returns sum_i left_i[a] z_i[r] h_i[k]: [H, r, a, k], by one product per head."""
     from ..sampled.triton.device import float32_product
 
-    return float32_product(left, right)
+    products = (z.unsqueeze(-1) * hidden.unsqueeze(-2)).to(dtype).permute(2, 0, 1, 3, 4).flatten(1, 2).flatten(2)
+    left = left.to(dtype).permute(2, 3, 0, 1).flatten(2)  # [H, a, B n]
+    return float32_product(left, products).unflatten(2, (z.shape[-1], -1)).transpose(1, 2)
 
 
-def _factor_project_backward(inputs: FactorProject, grad: Tensor, names: list[str]) -> dict[str, Tensor]:
+def _factor_gradients(
+    inputs: "FactorProject | FactorExpand", values: Tensor, moments: Tensor, names: list[str]
+) -> dict[str, Tensor]:
+    """Returns the gradients of either operator.
+
+    With F_i[r] = W[r] h_i + b[r], both are derivatives of sum_i sum_r z_i[r] F_i[r] . u_i: projecting is that in the
+    ``moments`` z, expanding that in the ``values`` u, and the gradient of the output stands for what is missing.
+    """
     kernels, dtype, grads = _kernels(), inputs.operand_dtype, {}
-    own = inputs.hidden, inputs.weight, inputs.bias
     if "values" in names:
-        grads["values"] = kernels.expand(grad, *own, dtype)
+        grads["values"] = kernels.expand(moments, inputs.hidden, inputs.weight, inputs.bias, dtype)
+    if "moments" in names:
+        grads["moments"] = kernels.project(values, inputs.hidden, inputs.weight, inputs.bias, dtype, is_hidden=False)
     if "hidden" in names:
-        grads["hidden"] = kernels.project(inputs.values, grad, *own[1:], dtype, is_hidden=True)
+        grads["hidden"] = kernels.project(values, moments, inputs.weight, inputs.bias, dtype, is_hidden=True)
     if "weight" in names:
-        grads["weight"] = _weight_gradient(inputs.values, grad, inputs.hidden, dtype)
+        grads["weight"] = _weight_gradient(values, moments, inputs.hidden, dtype)
     if "bias" in names:
-        grads["bias"] = torch.einsum("bnhr,bnhc->hrc", grad, inputs.values.to(grad.dtype))
+        common = torch.promote_types(values.dtype, moments.dtype)
+        grads["bias"] = torch.einsum("bnhr,bnhc->hrc", moments.to(common), values.to(common))
     return grads
 
 
-def _factor_flops(hidden: tuple[int, ...], weight: tuple[int, ...]) -> int:
-    """2 r d_h w per position and head."""
-    return 2 * hidden[0] * hidden[1] * hidden[2] * weight[1] * weight[2] * weight[3]
+def _factor_flops(hidden: tuple[int, ...], weight: tuple[int, ...], is_projection: bool) -> int:
+    """Counts 2 r d_h w for the weights, 2 r d_h for the bias and, where h is last, 2 r w, per position and head."""
+    _, rank, dim, width = weight
+    per_position = dim * (width + 1) + (width if is_projection else 0)
+    return 2 * hidden[0] * hidden[1] * hidden[2] * rank * per_position
 
 
 factor_project = KernelOperator(
     __name__, "factor_project", FactorProject, ("values", "hidden", "weight", "bias"),
-    forward=lambda inputs: _kernels().project(*inputs, is_hidden=False), backward=_factor_project_backward,
+    forward=lambda inputs: _kernels().project(*inputs, is_hidden=False),
+    backward=lambda inputs, grad, names: _factor_gradients(inputs, inputs.values, grad, names),
     plain=plain_factor_project, shape=lambda inputs: (*inputs.values.shape[:3], inputs.weight.shape[1]),
-    flops=lambda shapes: _factor_flops(shapes.hidden, shapes.weight), backward_ratio=3,
+    flops=lambda shapes: _factor_flops(shapes.hidden, shapes.weight, True), backward_ratio=3,
 )  # fmt: skip
 
 
@@ -191,32 +199,19 @@ class FactorExpand(NamedTuple):
 
 
 def plain_factor_expand(inputs: FactorExpand) -> Tensor:
-    """[B, n, H, d_h]."""
+    """Expands in ordinary operations: [B, n, H, d_h]."""
     moments = inputs.moments.to(inputs.bias.dtype)
     products = moments.unsqueeze(-1) * inputs.hidden.to(moments.dtype).unsqueeze(-2)  # [B, n, H, r, w]
     out = torch.einsum("bnhrk,hrak->bnha", products, inputs.weight)
     return out + torch.einsum("bnhr,hra->bnha", moments, inputs.bias)
 
 
-def _factor_expand_backward(inputs: FactorExpand, grad: Tensor, names: list[str]) -> dict[str, Tensor]:
-    kernels, dtype, grads = _kernels(), inputs.operand_dtype, {}
-    if "moments" in names:
-        own = inputs.hidden, inputs.weight, inputs.bias
-        grads["moments"] = kernels.project(grad, *own, dtype, is_hidden=False)
-    if "hidden" in names:
-        grads["hidden"] = kernels.project(grad, inputs.moments, inputs.weight, inputs.bias, dtype, is_hidden=True)
-    if "weight" in names:
-        grads["weight"] = _weight_gradient(grad, inputs.moments, inputs.hidden, dtype)
-    if "bias" in names:
-        grads["bias"] = torch.einsum("bnhr,bnha->hra", inputs.moments.to(grad.dtype), grad)
-    return grads
-
-
 factor_expand = KernelOperator(
     __name__, "factor_expand", FactorExpand, ("moments", "hidden", "weight", "bias"),
-    forward=lambda inputs: _kernels().expand(*inputs), backward=_factor_expand_backward, plain=plain_factor_expand,
-    shape=lambda inputs: (*inputs.hidden.shape[:3], inputs.weight.shape[2]),
-    flops=lambda shapes: _factor_flops(shapes.hidden, shapes.weight), backward_ratio=3,
+    forward=lambda inputs: _kernels().expand(*inputs),
+    backward=lambda inputs, grad, names: _factor_gradients(inputs, grad, inputs.moments, names),
+    plain=plain_factor_expand, shape=lambda inputs: (*inputs.hidden.shape[:3], inputs.weight.shape[2]),
+    flops=lambda shapes: _factor_flops(shapes.hidden, shapes.weight, False), backward_ratio=3,
 )  # fmt: skip
 
 
@@ -231,7 +226,7 @@ class WithinBlocks(NamedTuple):
 
 
 def plain_within_blocks(inputs: WithinBlocks) -> Tensor:
-    """[N, C, H, d_out]."""
+    """Returns the sums within blocks in ordinary operations: [N, C, H, d_out]."""
     f, g, values, matrices, rates, times, _ = inputs
     weights = torch.ones(f.shape[1], f.shape[1], dtype=values.dtype, device=f.device).tril()[:, :, None, None]
     if times is not None:
@@ -243,7 +238,7 @@ def plain_within_blocks(inputs: WithinBlocks) -> Tensor:
 
 
 def _within_flops(shapes: WithinBlocks) -> int:
-    """For every rank, a product with the block's values and one with M."""
+    """Counts, for every rank, a product with the block's values and one with M."""
     blocks, size, heads, rank = shapes.f
     rows, columns = shapes.matrices[2:]
     return 2 * blocks * size * heads * rank * columns * (size + rows)

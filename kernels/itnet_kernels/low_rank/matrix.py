@@ -19,7 +19,7 @@ from ..measure import over_mass
 from ..positions import Coordinates
 from ..sampled.sampled import take_keys
 from ..transforms import recomputed
-from ..validation import check_features, check_indices, check_per_pair
+from ..validation import check_features, check_indices
 from .fused import FeatureApply, FeatureSum, WithinBlocks, feature_apply, feature_sum, within_blocks
 from .state import Keys, LowRankState, check_bias, check_keys, prepare_keys, running_sum
 from .step import is_step, low_rank_step, step_decay
@@ -127,8 +127,7 @@ def sampled_low_rank_matrix_transform(
     check_features("u", u)
     num_queries = _check_factors(u, f, g, matrices)
     check_bias(bias, u.shape[2], *matrices.shape[2:])
-    check_indices(indices, u.shape[0], num_queries, u.shape[1])
-    check_per_pair("coefficients", coefficients, indices)
+    check_indices(indices, u.shape[0], num_queries, u.shape[1], coefficients=coefficients)
     dtype = torch.promote_types(u.dtype, torch.float32)
 
     def chunk(indices: Tensor, coefficients: Tensor, f: Tensor) -> Tensor:

@@ -34,12 +34,12 @@ class Keys(NamedTuple):
 
     @property
     def is_fused(self) -> bool:
-        """Whether GPU kernels do the work."""
+        """Says whether GPU kernels do the work."""
         return self.operand_dtype is not None
 
     @property
     def values(self) -> Tensor:
-        """omega_j u_j: [B, n, H, d_h]."""
+        """Returns omega_j u_j: [B, n, H, d_h]."""
         return self.features.to(self.measure.dtype) * self.measure[..., None, None]
 
     def split(self, count: int) -> "tuple[Keys, Keys]":
@@ -54,12 +54,12 @@ class Keys(NamedTuple):
 
     @property
     def decays(self) -> Tensor | None:
-        """By what the sums shrink from each key to the next: [B, n, H, r]."""
+        """Says by what the sums shrink from each key to the next: [B, n, H, r]."""
         return None if self.times is None else self.decay(self.times.diff(dim=1))
 
     @property
     def position(self) -> Tensor | None:
-        """Where a state after the last key stands: [B]."""
+        """Says where a state after the last key stands: [B]."""
         return None if self.times is None else self.times[:, -1]
 
 
@@ -106,7 +106,7 @@ def check_keys(
 
 
 def prepare_keys(u: Tensor, rank: int, num_queries: int, **given) -> tuple[Keys, LowRankState | None]:
-    """The keys and the state in the dtype of the sums, from what :func:`check_keys` takes."""
+    """Returns the keys and the state in the dtype of the sums, from what :func:`check_keys` takes."""
     measure = check_keys(u, rank, num_queries, **given)
     state, decay = given["state"], given["decay"]
     dtype = torch.promote_types(u.dtype, torch.float32)

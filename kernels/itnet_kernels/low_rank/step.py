@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..operators import without_derivative
 from ..positions import Coordinates
 from ..transforms import is_transformed, operator_namespace
 from ..validation import batched
@@ -12,6 +13,11 @@ _OPTIONAL = ("matrices", "w_phi", "b_phi", "w_psi", "b_psi", "bias", "rates", "p
 _REQUIRED = ("u", "measure", "query", "key", "moments", "mean", "mass")
 _SCHEMA = ", ".join([f"Tensor {name}" for name in _REQUIRED] + [f"Tensor? {name}" for name in _OPTIONAL])
 _RESULTS = ("out", "moments", "mean", "mass", "time")
+
+
+def named_arguments(given: tuple) -> dict:
+    """Returns the operator's arguments, or their shapes, by name."""
+    return dict(zip((*_REQUIRED, *_OPTIONAL), given, strict=True))
 
 
 def _shapes(given: dict[str, Tensor | None]) -> dict[str, tuple[int, ...]]:
@@ -31,7 +37,7 @@ def _step(*given):
     from ..sampled.triton.device import on_device
     from .triton.step import launch_step  # imports triton, which may not be installed
 
-    given = dict(zip((*_REQUIRED, *_OPTIONAL), given, strict=True))
+    given = named_arguments(given)
     u, is_matrix = given["u"], given["matrices"] is not None
     # Not empty: a kernel that does not decay writes no time.
     new = {name: u.new_zeros(shape, dtype=torch.float32) for name, shape in _shapes(given).items()}
@@ -48,13 +54,16 @@ def _step(*given):
 
 @_step.register_fake
 def _(*given):
-    given = dict(zip((*_REQUIRED, *_OPTIONAL), given, strict=True))
+    given = named_arguments(given)
     shapes = _shapes(given)
     return tuple(given["u"].new_empty(shapes[name], dtype=torch.float32) for name in _RESULTS)
 
 
+without_derivative(_step, "call the transform where gradients are enabled, which takes the operators of fused.py")
+
+
 def is_step(num_queries: int, u: Tensor, is_causal: bool, state: LowRankState | None, *tensors: Tensor | None) -> bool:
-    """Whether a call is one token after others, without gradients."""
+    """Says whether a call is one token after others, without gradients."""
     if not is_causal or num_queries != 1 or u.shape[1] != 1 or state is None or is_transformed():
         return False
     needed = (u, *tensors, *state)
@@ -62,7 +71,7 @@ def is_step(num_queries: int, u: Tensor, is_causal: bool, state: LowRankState | 
 
 
 def low_rank_step(u: Tensor, measure: Tensor, query: Tensor, key: Tensor, state: LowRankState, **others):
-    """The output [B, 1, H, d_out] in float32 and the state after a token: ``others`` by the names of ``_OPTIONAL``."""
+    """Returns the output [B, 1, H, d_out] in float32 and the state after a token; ``_OPTIONAL`` names ``others``."""
     moments, mean, mass, time = state
     given = {"u": u[:, 0], "measure": measure[:, 0], "query": query[:, 0], "key": key[:, 0], "time": time}
     given |= {"moments": moments.float(), "mean": mean.float(), "mass": mass.float()} | others
@@ -71,5 +80,5 @@ def low_rank_step(u: Tensor, measure: Tensor, query: Tensor, key: Tensor, state:
 
 
 def step_decay(decay: Tensor | None, positions: Tensor | Coordinates | None, batch: int) -> dict[str, Tensor]:
-    """The rates of a kernel that decays, and where the token is: [B]."""
+    """Returns the rates of a kernel that decays, and where the token is: [B]."""
     return {} if decay is None else {"rates": decay, "position": batched(positions)[:, 0, 0].expand(batch)}

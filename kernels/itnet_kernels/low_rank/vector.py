@@ -23,7 +23,7 @@ from ..measure import over_mass
 from ..positions import Coordinates
 from ..sampled.sampled import take_keys
 from ..transforms import recomputed
-from ..validation import check_features, check_indices, check_per_pair
+from ..validation import check_features, check_indices
 from .fused import (
     FactorExpand,
     FactorProject,
@@ -131,8 +131,7 @@ def sampled_low_rank_transform(
     """
     check_features("u", u)
     _, num_queries = _check_factors(u, phi, psi)
-    check_indices(indices, u.shape[0], num_queries, u.shape[1])
-    check_per_pair("coefficients", coefficients, indices)
+    check_indices(indices, u.shape[0], num_queries, u.shape[1], coefficients=coefficients)
     dtype = torch.promote_types(u.dtype, torch.float32)
     with torch.autocast(u.device.type, enabled=False):
         phi, psi = (_cast(factor, dtype) for factor in (phi, psi))
@@ -174,7 +173,7 @@ def _complete(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
 
 
 def _causal(keys: Keys, phi, psi, state, bias) -> tuple[Tensor, LowRankState]:
-    """Every query has its own Z: running sums of r numbers per head, and of u for the constant part of the kernel."""
+    """Gives every query its own Z: running sums of r numbers per head, and of u for the constant of the kernel."""
     num_queries = (phi.hidden if isinstance(phi, Factor) else phi).shape[1]
     before = (None,) * 3 if state is None else state[:3]
     values = keys.values

@@ -16,7 +16,7 @@ _GROUPS = 4
 
 
 def ball_blocks(x: Tensor, y: Tensor, radius: float, real_x: Tensor | None = None, real_y: Tensor | None = None):
-    """The pairs with |x_i - y_j| <= radius, as a list of :class:`Blocks`.
+    """Returns the pairs with |x_i - y_j| <= radius, as a list of :class:`Blocks`.
 
     x ``[B or 1, n_q, s]`` and y ``[B or 1, n_k, s]`` are the positions of queries and keys; ``real_x`` [B, n_q] and
     ``real_y`` [B, n_k] say which of them exist. Distances are those of the given numbers in float64, so that neither
@@ -39,13 +39,13 @@ def ball_blocks(x: Tensor, y: Tensor, radius: float, real_x: Tensor | None = Non
 
 
 def _is_near(x: Tensor, y: Tensor, radius: float) -> Tensor:
-    """[..., t, s], [..., m, s] -> [..., t, m]; coordinate by coordinate, so that memory stays that of the result."""
+    """Compares [..., t, s] with [..., m, s]: [..., t, m], by coordinates, with no more memory than the result."""
     squared = sum((x[..., :, None, axis] - y[..., None, :, axis]).square() for axis in range(x.shape[-1]))
     return squared <= radius**2
 
 
 def _spatial_order(points: Tensor, real: Tensor) -> Tensor:
-    """Indices along a Morton curve, [sets, n, s] -> [sets, n]: neighbours on it are mostly neighbours in space."""
+    """Returns indices along a Morton curve, [sets, n, s] -> [sets, n]: its neighbours mostly are ones in space."""
     bits = min(16, 62 // points.shape[-1])
     low, high = points.amin(1, keepdim=True), points.amax(1, keepdim=True)
     cells = ((points - low) / (high - low).clamp(min=torch.finfo(points.dtype).tiny) * (2**bits - 1)).long()
@@ -58,7 +58,7 @@ def _spatial_order(points: Tensor, real: Tensor) -> Tensor:
 
 
 def _keys_of_blocks(x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor, order: Tensor, radius: float):
-    """The keys that some query of a block is near to: numbers of blocks and keys, sorted by block; one sample."""
+    """Returns blocks and keys, sorted by block, of a sample: the keys that some query of the block is near to."""
     count, slots = len(y), order.flatten()
     is_query = slots >= 0  # the last block may be filled up
     if count > _MOST_DENSE:
@@ -75,7 +75,7 @@ def _keys_of_blocks(x: Tensor, y: Tensor, real_x: Tensor, real_y: Tensor, order:
 
 
 def _near_pairs(x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Indices of all pairs within a radius, and perhaps of some a little farther."""
+    """Returns the indices of all pairs within a radius, and perhaps of some a little farther."""
     tree_class = _tree_class()
     if tree_class is None:  # strip by strip
         strips = x.split(max(1, 2**24 // len(y)))
@@ -89,8 +89,8 @@ def _near_pairs(x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(order, found, x, y, real_x, real_y, radius: float) -> list[Blocks]:
-    """Blocks with their keys side by side; those that want about as many keys stand together, so that few are filled
-    up with keys that do not count."""
+    """Returns blocks with their keys side by side. Those that want about as many keys stand together, so that few are
+    filled up with keys that do not count."""
     sets, num_blocks = order.shape[:2]
     counts = torch.stack([torch.bincount(blocks, minlength=num_blocks) for blocks, _ in found])  # [sets, N]
     keys = order.new_zeros(sets, num_blocks, max(int(counts.max()), 1))
@@ -117,8 +117,8 @@ def _grouped(order, found, x, y, real_x, real_y, radius: float) -> list[Blocks]:
 
 @torch.no_grad()
 def nearest_keys(x: Tensor, y: Tensor, real: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` real keys nearest to each query, the nearest first: [B, n_q, s], [B, n_k, s] and
-    [B, n_k] -> [B, n_q, count]. Where there are fewer, keys that are not real follow."""
+    """Returns the indices of the ``count`` real keys nearest to each query, the nearest first: [B, n_q, s], [B, n_k,
+    s] and [B, n_k] -> [B, n_q, count]. Where there are fewer, keys that are not real follow."""
     x, y = (part.detach().to(position_dtype(part.device)) for part in (x, y))
     tree_class = _tree_class() if y.shape[1] > _MOST_DENSE and has_values(x) and has_values(y) else None
     if tree_class is None:
@@ -136,7 +136,7 @@ def nearest_keys(x: Tensor, y: Tensor, real: Tensor, count: int) -> Tensor:
 
 
 def _tree_class() -> type | None:
-    """SciPy's KD-tree, where it is installed."""
+    """Returns SciPy's KD-tree, where it is installed."""
     try:
         from scipy.spatial import cKDTree
     except ImportError:

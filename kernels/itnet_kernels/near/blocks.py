@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
     pairs: Tensor  # whether a pair counts [B or 1, N, t, m]; bool
 
     def dense(self, num_queries: int, num_keys: int) -> Tensor:
-        """Which pairs count, as a table of all: [B or 1, n_q, n_k]."""
+        """Returns which pairs count, as a table of all: [B or 1, n_q, n_k]."""
         sets = max(part.shape[0] for part in self)
         queries, keys, pairs = (part.expand(sets, *part.shape[1:]) for part in self)
         numbers = queries.unsqueeze(-1) * num_keys + keys.unsqueeze(-2)  # [sets, N, t, m]
@@ -32,16 +32,17 @@ class Blocks(NamedTuple):
         return table.unflatten(1, (num_queries, num_keys)) > 0
 
     def mass(self, measure: Tensor, num_queries: int) -> Tensor:
-        """sum_j omega_j over the keys of every query: measure [B, n_k] -> [B, n_q]."""
+        """Returns sum_j omega_j over the keys of every query: measure [B, n_k] -> [B, n_q]."""
         batch = measure.shape[0]  # not its len: that would be a constant of a traced graph
         queries, keys, pairs = (part.expand(batch, *part.shape[1:]) for part in self)
         weights = measure.gather(1, keys.flatten(1)).view(keys.shape)  # [B, N, m]
-        masses = (pairs.to(measure.dtype) @ weights.unsqueeze(-1)).flatten(1)  # [B, N t]
+        with torch.autocast(measure.device.type, enabled=False):  # which would lower the product
+            masses = (pairs.to(measure.dtype) @ weights.unsqueeze(-1)).flatten(1)  # [B, N t]
         return measure.new_zeros(batch, num_queries).scatter_add(1, queries.flatten(1), masses)
 
 
 def check_blocks(blocks: Blocks | Sequence[Blocks], batch: int) -> list[Blocks]:
-    """One or several blocks as a list; says what is wrong with one that does not fit."""
+    """Returns one or several blocks as a list, and says what is wrong with one that does not fit."""
     blocks = [blocks] if isinstance(blocks, Blocks) else list(blocks)
     for part in blocks:
         shapes = [list(tensor.shape) for tensor in part]
@@ -59,13 +60,13 @@ def check_blocks(blocks: Blocks | Sequence[Blocks], batch: int) -> list[Blocks]:
 
 
 def all_pairs(listed: Tensor) -> Blocks:
-    """One block for the pairs of a table [B or 1, n_q, n_k]."""
+    """Returns one block for the pairs of a table [B or 1, n_q, n_k]."""
     queries, keys = (torch.arange(count, device=listed.device)[None, None] for count in listed.shape[1:])
     return Blocks(queries, keys, listed.unsqueeze(1))
 
 
 def listed_blocks(indices: Tensor) -> Blocks:
-    """A block for every query, from the indices of its keys [B, n_q, m], -1 for none."""
+    """Returns a block for every query, from the indices of its keys [B, n_q, m], -1 for none."""
     queries = torch.arange(indices.shape[1], device=indices.device)[None, :, None]
     return Blocks(queries, indices.clamp(min=0), (indices >= 0).unsqueeze(2))
 
@@ -79,7 +80,7 @@ def window_blocks(
     middle: Tensor | None = None,
     device=None,
 ) -> list[Blocks]:
-    """The windows of a grid of positions, which are numbered row by row from ``first`` on.
+    """Returns the windows of a grid of positions, which are numbered row by row from ``first`` on.
 
     A window reaches ``reach`` positions to both sides along each axis, or to the past only; every position is in its
     own. The positions ``middle`` [k], by their numbers, lie in the middle of the grid: they are in every window that
@@ -101,7 +102,7 @@ def window_blocks(
 
 
 def _axis_blocks(count: int, reach: int, is_causal: bool, is_plane: bool, device) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [N, t], keys [N, m] and pairs [N, t, m] along one axis; steps beyond its ends are clamped and hidden."""
+    """Returns queries [N, t], keys [N, m], pairs [N, t, m] along an axis; steps beyond its ends are hidden."""
     ahead = 0 if is_causal else reach
     size = _block_size(count, reach + ahead, is_plane)
     starts, offsets = (
@@ -118,14 +119,14 @@ def _axis_blocks(count: int, reach: int, is_causal: bool, is_plane: bool, device
 
 
 def _block_size(count: int, extent: int, is_plane: bool) -> int:
-    """Queries of a block along an axis. Larger blocks read keys less often; smaller ones have fewer pairs that do not
-    count. A window that is about as long as the axis takes all of it."""
+    """Returns how many queries a block has along an axis. Larger blocks read keys less often; smaller ones have fewer
+    pairs that do not count. A window that is about as long as the axis takes all of it."""
     size = 2 if is_plane else min(32, max(4, 2 ** math.ceil(math.log2((extent + 1) / 4))))
     return count if size + extent >= count else size
 
 
 def _with_middle(blocks: Blocks, shape: Sequence[int], reach: int, first: int, middle: Tensor) -> list[Blocks]:
-    """The same windows, with positions in the middle of the grid; only some blocks have these among their keys."""
+    """Returns the windows with positions in the middle of the grid, which only some blocks have as keys."""
     spans = [(math.ceil(count / 2 - 1 - reach), math.floor(count / 2 + reach)) for count in shape]
     meets, near, total = blocks.pairs.any(3), [0], 1
     for axis, (count, (low, high)) in enumerate(zip(shape, spans, strict=True)):

@@ -38,13 +38,13 @@ def window_sum(
     w2: Tensor,  # [H, w * d_h, d_h], rows (k, c), columns a
     b2: Tensor,  # [H, d_h, d_h], rows c, columns a
 ) -> Tensor:
-    """The sum above, [B, n, H, d_h]; differentiable in everything, to any order."""
+    """Returns the sum above, [B, n, H, d_h], which is differentiable in everything, to any order."""
     arguments = (queries, row, column, values, table, w_product, w2, b2)
     return plain_window_sum(*arguments) if is_transformed() else _WindowSum.apply(*arguments)
 
 
 def plain_window_sum(queries, row, column, values, table, w_product, w2, b2) -> Tensor:
-    """The same in ordinary PyTorch operations, which keep n s w d_h numbers for a gradient."""
+    """Does the same in ordinary PyTorch operations, which keep n s w d_h numbers for a gradient."""
     size = len(table)
 
     def windows(rows: Tensor) -> Tensor:
@@ -69,7 +69,8 @@ class _WindowSum(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         arguments = ctx.saved_tensors
         if not (torch.is_grad_enabled() or is_transformed() or is_batched(grad_out)):
-            return _Windows(*arguments).backward(grad_out)
+            with torch.autocast(grad_out.device.type, enabled=False):  # a caller may still be inside of it
+                return _Windows(*arguments).backward(grad_out)
         # The gradient itself will be differentiated, or is one of many.
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -104,7 +105,7 @@ class _Windows:
         self._buffers: dict[tuple, Tensor] = {}
 
     def forward(self) -> Tensor:
-        """[B, n, H, d_h]."""
+        """Returns the sums [B, n, H, d_h]."""
         out = torch.empty_like(self.rows[0])
         for head, samples, rows in self._parts():
             _, values, pre, _ = self._pre_activations(head, samples, rows)
@@ -116,7 +117,7 @@ class _Windows:
         return self._of_positions(out)
 
     def backward(self, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of all arguments."""
+        """Returns the gradients of all arguments."""
         size, width, head_dim = self.size, self.width, self.head_dim
         grads = [torch.zeros_like(part) for part in self.rows]
         grad_table, grad_w2, grad_b2 = (torch.zeros_like(tensor) for tensor in (self.table, self.w2, self.b2))
@@ -154,14 +155,14 @@ class _Windows:
         return *map(self._of_positions, grads), grad_table, grad_product, grad_w2, grad_b2
 
     def _parts(self) -> Iterator[tuple[int, slice, slice]]:
-        """Head, samples and rows."""
+        """Yields head, samples and rows."""
         for head in range(self.num_heads):
             for first in range(0, self.batch, self.samples):
                 for start in range(0, self.count, self.own):
                     yield head, slice(first, first + self.samples), slice(start, start + self.length)
 
     def _pre_activations(self, head: int, samples: slice, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """u and v [s - 1 + R, d_h], pre [R, s, w], and u_i u_j [R, s, d_h] if the kernel sees it."""
+        """Returns u and v [s - 1 + R, d_h], pre [R, s, w], and u_i u_j [R, s, d_h] if the kernel sees it."""
         queries, row, column, values = (self._flat(part[head, samples, rows]) for part in self.rows)
         own = slice(self.size - 1, None)
         pre = torch.add(self._windows(column), row[own].unsqueeze(1)).add_(self.table)
@@ -173,52 +174,52 @@ class _Windows:
         return queries, values, pre, products
 
     def _flat(self, part: Tensor) -> Tensor:
-        """[samples, L, f] as [s - 1 + R, f]: the first window looks back from the first row."""
+        """Returns [samples, L, f] as [s - 1 + R, f]: the first window looks back from the first row."""
         return pad(part.reshape(-1, part.shape[-1]), (0, 0, self.size - 1, 0))
 
     def _upstream(self, part: Tensor) -> Tensor:
-        """[samples, L, f] as [R + s - 1, f], with 0 for the rows that are keys only."""
+        """Returns [samples, L, f] as [R + s - 1, f], with 0 for the rows that are keys only."""
         upstream = pad(part.reshape(-1, part.shape[-1]), (0, 0, 0, self.size - 1))
         upstream[: part[..., 0].numel()].view(part.shape)[:, : self.before] = 0
         return upstream
 
     def _windows(self, rows: Tensor) -> Tensor:
-        """[s - 1 + R, f] -> [R, s, f], a view."""
+        """Returns a view of [s - 1 + R, f] as [R, s, f]."""
         width = rows.shape[1]
         return rows.as_strided((len(rows) - self.size + 1, self.size, width), (width, width, 1))
 
     def _sums_at_keys(self, pairs: Tensor) -> Tensor:
-        """sum_e of [R, s, f] over the windows that a row is in: [R, f]."""
+        """Sums [R, s, f] over the windows that a row is in: [R, f]."""
         total = pairs.new_zeros(len(pairs) + self.size - 1, pairs.shape[2])
         for step in range(self.size):
             total[step : step + len(pairs)] += pairs[:, step]
         return total[self.size - 1 :]
 
     def _key_weight(self, head: int) -> Tensor:
-        """W2 as it meets keys: [d_h, w * d_h], rows c, columns (k, a)."""
+        """Returns W2 as it meets keys: [d_h, w * d_h], rows c, columns (k, a)."""
         return self.w2[head].view(self.width, self.head_dim, -1).transpose(0, 1).flatten(1)
 
     def _received(self, head: int, values: Tensor) -> Tensor:
-        """z of the keys of every block, a view: [R / t, m * w, d_h]."""
+        """Returns a view of z of the keys of every block: [R / t, m * w, d_h]."""
         size = self.width * self.head_dim
         z = torch.mm(values, self._key_weight(head), out=self._buffer("z", len(values), size))
         blocks = (len(values) - self.size + 1) // _BLOCK
         return z.as_strided((blocks, self.keys * self.width, self.head_dim), (_BLOCK * size, self.head_dim, 1))
 
     def _band(self, blocks: Tensor) -> Tensor:
-        """The pairs that count of [R / t, t, m, w], a view: [R / t, t, s, w]."""
+        """Returns a view of the pairs that count of [R / t, t, m, w]: [R / t, t, s, w]."""
         step = self.keys * self.width
         strides = _BLOCK * step, step + self.width, self.width, 1
         return blocks.as_strided((len(blocks), _BLOCK, self.size, self.width), strides)
 
     def _by_blocks(self, hidden: Tensor) -> Tensor:
-        """[R, s, w] -> [R / t, t, m * w], with 0 for the pairs that do not count."""
+        """Turns [R, s, w] into [R / t, t, m * w], with 0 for the pairs that do not count."""
         blocks = self._zeros("blocks", len(hidden) // _BLOCK, _BLOCK, self.keys, self.width)
         self._band(blocks).copy_(hidden.view(-1, _BLOCK, self.size, self.width))
         return blocks.flatten(2)
 
     def _by_keys(self, hidden: Tensor) -> Tensor:
-        """The same by blocks of keys, [R / t, t * w, m]: key j meets the queries j + e, e < s."""
+        """Does the same by blocks of keys, [R / t, t * w, m]: key j meets the queries j + e, e < s."""
         count, size, width = len(hidden), self.size, self.width
         by_query = pad(hidden.flatten(1), (0, 0, 0, size - 1))  # [R + s - 1, s * w]
         # Query j + e has this key in column s - 1 - e of its window.
@@ -233,17 +234,17 @@ class _Windows:
         return blocks.flatten(1, 2)
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised memory that every part uses again: fresh pages would cost as much as a product."""
+        """Returns uninitialised memory that every part uses again: fresh pages would cost as much as a product."""
         if (name, shape) not in self._buffers:
             self._buffers[name, shape] = self.table.new_empty(shape)
         return self._buffers[name, shape]
 
     def _zeros(self, name: str, *shape: int) -> Tensor:
-        """The same of zeros, which stay zero outside of the band."""
+        """Returns the same of zeros, which stay zero outside of the band."""
         if (name, shape) not in self._buffers:
             self._buffers[name, shape] = self.table.new_zeros(shape)
         return self._buffers[name, shape]
 
     def _of_positions(self, rows: Tensor) -> Tensor:
-        """[H, B, p + n + rest, f] -> [B, n, H, f]."""
+        """Turns [H, B, p + n + rest, f] into [B, n, H, f]."""
         return rows[:, :, self.before : self.before + self.count].permute(1, 2, 0, 3)

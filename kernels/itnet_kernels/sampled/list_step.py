@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..backends import matmul_dtype
+from ..operators import without_derivative
 from ..positions import Coordinates
 from ..transforms import is_transformed, operator_namespace
 from ..weights import KERNEL_INPUTS, KernelWeights, kernel_group_sizes
@@ -59,8 +60,11 @@ def _(*given):
     return given[0].new_empty(given[0].shape, dtype=torch.float32)
 
 
+without_derivative(_step, "call integral_transform where gradients are enabled, which takes itnet::list_sum")
+
+
 def is_list_step(queries: Tensor, keys: Tensor, weights: KernelWeights, *tensors: Tensor | None) -> bool:
-    """Whether a call has one query per sample and no gradients."""
+    """Says whether a call has one query per sample and no gradients."""
     if queries.shape[1] != 1 or is_transformed():
         return False
     needed = (queries, keys, *weights, *tensors)
@@ -76,7 +80,7 @@ def list_step(
     coefficients: Tensor,
     indices: Tensor | None = None,
 ) -> Tensor:
-    """sum_m c_m K_j u_j for one query per sample, [B, 1, H, d_h] in float32.
+    """Returns sum_m c_m K_j u_j for one query per sample, [B, 1, H, d_h] in float32.
 
     ``coefficients`` [B, M] go with the keys ``indices`` [B or 1, M], or with all keys. Weights are taken as they are.
     """

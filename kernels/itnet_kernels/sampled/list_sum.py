@@ -51,16 +51,15 @@ class ListInputs(NamedTuple):
 
     @property
     def has_position_bias(self) -> bool:
-        return any(weight is not None for weight in self.position_weights)
+        return self.position_weights.are_used
 
 
 _PER_QUERY = ("queries", "row", "query_positions", "query_features")
-_WEIGHTS = ("w_y", "w_relative", "w_distance", "w_key", "w_product", "w2")
 _PER_KEY = ("keys", "key_positions", "key_features")
 
 
 def plain_list_sum(inputs: ListInputs) -> Tensor:
-    """The same in ordinary operations: every query is a cell of its own, with the keys of its list."""
+    """Does the same in ordinary operations: every query is a cell of its own, with the keys of its list."""
     batch, rows, heads = inputs.queries.shape[:3]
     length = inputs.indices.shape[2]
     indices = inputs.indices.repeat_interleave(rows // inputs.indices.shape[1], dim=1).expand(batch, -1, -1)
@@ -83,8 +82,7 @@ def plain_list_sum(inputs: ListInputs) -> Tensor:
         nothing = dict.fromkeys(PairInputs._fields) | {"block_pairs": [], "is_causal": False}
         tile = PairInputs(**nothing | shared | cells | {"measure": weights.flatten(0, 1)})
         tile = tile._replace(frequencies=inputs.w2.new_zeros(int(inputs.has_frequencies), 1))
-        tile = tile._replace(queries=tile.queries.to(tile.row.dtype), keys=tile.keys.to(tile.row.dtype))
-        mean = torch.einsum("zm,zmhc->zhc", tile.measure, tile.keys)
+        mean = torch.einsum("zm,zmhc->zhc", tile.measure, tile.keys.to(tile.row.dtype))
         out = plain_tile(tile, None).squeeze(1) + torch.einsum("zhc,hca->zha", mean, inputs.b2)
         outs.append(out.unflatten(0, (batch, -1)))
     return torch.cat(outs, dim=1)
@@ -97,10 +95,10 @@ def _evaluate(inputs: ListInputs):
 
 
 def _flops(shapes: ListInputs) -> int:
-    """Two products of 2 w d_h per pair, and the one with W2 per query, for every head."""
+    """Counts two products of 2 w d_h per pair, one for the mean, those with W2 and b2 per query, for every head."""
     batch, rows, heads, head_dim = shapes.queries
     width, length = shapes.row[3], shapes.indices[2]
-    return batch * rows * heads * width * head_dim * (4 * length + 2 * head_dim)
+    return batch * rows * heads * head_dim * (length * (4 * width + 2) + 2 * head_dim * (width + 1))
 
 
 list_sum = KernelOperator(
@@ -118,7 +116,7 @@ list_sum = KernelOperator(
 
 
 def block_sum(inputs: ListInputs, measure: Tensor, blocks: list[Blocks]) -> Tensor:
-    """The sum over the pairs of blocks, [B, n_q, H, d_h] in float32.
+    """Returns the sum over the pairs of blocks, [B, n_q, H, d_h] in float32.
 
     ``inputs`` hold all queries and keys; ``measure`` [B, n] gives the coefficients. The queries of a block share its
     keys as their list.
@@ -141,7 +139,7 @@ def block_sum(inputs: ListInputs, measure: Tensor, blocks: list[Blocks]) -> Tens
 
 
 def one_list(blocks: list[Blocks], measure: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Coefficients [B, M] and indices [B or 1, M] of the only query, if one block has it; otherwise None."""
+    """Returns coefficients [B, M] and indices [B or 1, M] of the only query, if one block has it; otherwise None."""
     if len(blocks) != 1 or blocks[0].pairs.shape[1:3] != (1, 1):
         return None
     keys, pairs = blocks[0].keys[:, 0], blocks[0].pairs[:, 0, 0]  # [B or 1, M]
@@ -149,7 +147,7 @@ def one_list(blocks: list[Blocks], measure: Tensor) -> tuple[Tensor, Tensor] | N
 
 
 def take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor [B or 1, n, ...] at rows [B or 1, R]: [B or 1, R, ...]."""
+    """Returns the rows [B or 1, R] of a tensor [B or 1, n, ...]: [B or 1, R, ...]."""
     sets = max(tensor.shape[0], rows.shape[0])
     if sets == 1:
         return tensor[:, rows[0]]

@@ -7,7 +7,7 @@ from ..backends import Backend
 from ..measure import over_mass, uniform_measure, visible_sum
 from ..per_head import by_head
 from ..positions import Coordinates
-from ..validation import check_causal, check_indices, check_measure, check_operands, check_per_pair, may_look_at
+from ..validation import check_causal, check_indices, check_measure, check_operands, may_look_at
 from ..weights import KernelWeights
 from .sampled import SampledPairs
 
@@ -43,12 +43,12 @@ def monte_carlo_transform(
     """
     if weights.has_own_hidden:
         settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
+        settings["backend"] = backend
         parts = by_head(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
-    check_indices(indices, batch, num_queries, num_keys)
-    check_per_pair("probabilities", probabilities, indices)
+    check_indices(indices, batch, num_queries, num_keys, probabilities=probabilities)
     if indices.shape[2] == 0:
         raise ValueError("`indices` holds no key: a Monte Carlo estimate needs at least one sample per query")
     if may_look_at(probabilities) and not bool((probabilities > 0).all()):

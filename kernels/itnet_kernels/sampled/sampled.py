@@ -21,7 +21,7 @@ from ..first_layer import PositionWeights, position_row, position_term
 from ..per_head import by_head
 from ..positions import Coordinates
 from ..transforms import recomputed
-from ..validation import check_indices, check_operands, check_per_pair
+from ..validation import check_indices, check_operands
 from ..weights import KernelWeights, split_input_weights
 from .list_sum import ListInputs, list_sum
 
@@ -40,7 +40,7 @@ def sampled_transform(
     query_positions: Tensor | Coordinates | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""Each query integrates over its own list of keys, with weights of its own:
+    r"""Lets each query integrate over its own list of keys, with weights of its own:
 
         out_i^(h) = sum_m c_im K_{i, j(i,m)}^(h) u_{j(i,m)}^(h)
 
@@ -54,12 +54,11 @@ def sampled_transform(
         backend: as in :func:`integral_transform`; "reference" is "tiled" here.
     """
     if weights.has_own_hidden:
-        settings = {"indices": indices, "coefficients": coefficients}
+        settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
         parts = by_head(sampled_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
-    check_indices(indices, u.shape[0], queries.shape[1], u.shape[1])
-    check_per_pair("coefficients", coefficients, indices)
+    check_indices(indices, u.shape[0], queries.shape[1], u.shape[1], coefficients=coefficients)
     if indices.shape[2] == 0:
         return torch.zeros_like(queries)
     return SampledPairs(queries, u, x, y, weights, backend).transform(indices, coefficients)
@@ -115,7 +114,7 @@ class SampledPairs:
         return out.to(self.out_dtype)
 
     def list_inputs(self) -> ListInputs:
-        """The arguments of ``itnet::list_sum``, but for the lists. Features keep the dtype that they came in."""
+        """Returns the arguments of ``itnet::list_sum`` without the lists. Features keep the dtype they came in."""
         columns, weights = self.columns, self.weights
         queries, keys = self.given
         return ListInputs(
@@ -183,7 +182,7 @@ class SampledPairs:
         return torch.linalg.vector_norm(values, dim=(2, 4, 5))
 
     def _row(self, queries: Tensor, gamma_x: Tensor) -> Tensor:
-        """q_i[k]: [b, t, H, w], with sizes of 1 where it is the same."""
+        """Returns q_i[k]: [b, t, H, w], with sizes of 1 where it is the same."""
         row = position_row(self.weights.b1, self.columns["x"], gamma_x)
         return row if self.columns["u_x"] is None else row + queries @ self.columns["u_x"].T
 

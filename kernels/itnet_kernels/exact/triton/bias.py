@@ -74,7 +74,7 @@ class TritonBias:
             self.key_side = (self.factor * gamma_y[:, padded]).to(self.dtype)
 
     def bytes_per_query(self, with_gradient: bool) -> int:
-        """What the kernels read and write for each query of a tile: the bias, and its gradient.
+        """Returns what the kernels read and write for each query of a tile: the bias, and its gradient.
 
         Its factors of gamma(y) and their gradient, 8 F bytes for each hidden unit, come and go around that.
         """
@@ -83,11 +83,11 @@ class TritonBias:
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """dL/dP is multiplied with gamma(y) in it. float16 would need a scale."""
+        """Returns the dtype in which dL/dP is multiplied with gamma(y). float16 would need a scale."""
         return torch.bfloat16 if self.inputs.operand_dtype == torch.bfloat16 else torch.float32
 
     def _bound(self, y: Tensor) -> Tensor:
-        """At least max |P|: [S or 1]."""
+        """Returns at least max |P|: [S or 1]."""
         low, high = y.amin(1), y.amax(1)  # [S or 1, s]
         bound = low.new_zeros(1, 1, dtype=self.row.dtype)  # [S or 1, w or 1]
         if self.is_raw:
@@ -96,13 +96,21 @@ class TritonBias:
             for weight in self.weights[:2]:
                 bound = bound if weight is None else bound + weight.abs().sum(1)
         if self.weights.distance is not None:
-            far = torch.maximum(high - self.x.amin(1), self.x.amax(1) - low)
-            far = torch.linalg.vector_norm(far, dim=-1, keepdim=True).to(bound.dtype)
-            bound = bound + far * self.weights.distance[:, 0].abs()
+            bound = bound + self._farthest(y) * self.weights.distance[:, 0].abs()
         return bound.amax(1)
 
+    def _farthest(self, y: Tensor) -> Tensor:
+        """Returns at least max |x_i - y_j|: [S or 1, 1]."""
+        far = torch.maximum(y.amax(1) - self.x.amin(1), self.x.amax(1) - y.amin(1))
+        return torch.linalg.vector_norm(far, dim=-1, keepdim=True).to(self.row.dtype)
+
+    def longest(self) -> Tensor:
+        """Returns at least max |x_i - y_j| of all samples, and not 0: a number."""
+        farthest = self._farthest(self.y).amax()
+        return farthest.where(farthest > 0, 1)
+
     def tile(self, samples: slice, rows: slice) -> Tensor:
-        """Half of P over its range in fragments: [b, blocks, w, padded_keys / 64, 1024]; b = 1 if shared.
+        """Returns half of P over its range in fragments: [b, blocks, w, padded_keys / 64, 1024]; b = 1 if shared.
 
         A causal operator hides the future here, so that its kernels are those of the full one with an earlier end.
         """
@@ -151,7 +159,7 @@ class TritonBias:
         return flat[: math.prod(shape)].view(shape)
 
     def rows(self, samples: slice, rows: slice) -> Tensor:
-        """The same as :meth:`tile` in the order [b, t, w, padded_keys]."""
+        """Returns the same as :meth:`tile` in the order [b, t, w, padded_keys]."""
         num_samples = 1 if self.is_shared else samples.stop - samples.start
         shape = (num_samples, rows.stop - rows.start, self.row.shape[-1], self.y.shape[1])
         # One key tile more behind it, which the kernels may prefetch.
@@ -193,10 +201,10 @@ class TritonBias:
 
 
 def of_samples(tensor: Tensor, samples: slice) -> Tensor:
-    """What belongs to some samples, in a tensor [B, ...] or [1, ...] that all samples share."""
+    """Returns what belongs to some samples, in a tensor [B, ...] or [1, ...] that all samples share."""
     return tensor if len(tensor) == 1 else tensor[samples]
 
 
 def _power_of_two(bound: Tensor) -> Tensor:
-    """The smallest power of two, from 1 on, times which ``_LARGEST`` reaches ``bound``."""
+    """Returns the smallest power of two, from 1 on, times which ``_LARGEST`` reaches ``bound``."""
     return torch.exp2((bound / _LARGEST).log2().ceil().clamp_min(0))

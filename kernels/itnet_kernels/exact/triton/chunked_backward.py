@@ -38,7 +38,7 @@ class ChunkedBackward(TritonPairs):
         self.backward_units = backward_units(self.head_dim, self.dtype.itemsize, device_major(self.keys.device))
 
     def _bias_chunks(self, group_bytes: int, with_gradient: bool) -> Iterator[tuple[slice, slice]]:
-        """(samples, queries) of each tile of the bias; ``group_bytes`` are for each head, sample and query."""
+        """Yields (samples, queries) of each tile of the bias; ``group_bytes`` are for each head, sample and query."""
         bias_bytes = 1 if self.bias is None else self._bias_bytes(with_gradient)
         size = CHUNK_BYTES // max(self.num_heads * group_bytes, bias_bytes)
         size = min(max(size // BACKWARD_POSITIONS, 1) * BACKWARD_POSITIONS, _MOST_QUERIES)
@@ -48,19 +48,19 @@ class ChunkedBackward(TritonPairs):
             yield from ((samples, rows) for samples in slices(0, self.batch, count))
 
     def _bias_bytes(self, with_gradient: bool) -> int:
-        """Memory for each query of a bias: itself, its gradient, and the factors of gamma(y) in float32."""
+        """Returns the memory of each query of a bias: itself, its gradient, the factors of gamma(y) in float32."""
         num_features = self.bias.gamma_x.shape[-1]
         per_unit = self.bias.dtype.itemsize * self.padded_keys + 8 * num_features
         return self.width * (per_unit + (6 * self.padded_keys + 4 * num_features if with_gradient else 0))
 
     def _chunks(self, samples: slice, rows: slice, group_bytes: int) -> Iterator[tuple[tuple[slice, ...], slice]]:
-        """Where a chunk is in tensors [H, B, n_q, .], and its samples counted from the first of its bias."""
+        """Says where a chunk is in tensors [H, B, n_q, .], and its samples counted from the first of its bias."""
         count = CHUNK_BYTES // (self.num_heads * (rows.stop - rows.start) * group_bytes)
         for chunk in slices(samples.start, samples.stop, count):
             yield (slice(None), chunk, rows), slice(chunk.start - samples.start, chunk.stop - samples.start)
 
     def _launch_arguments(self, where: tuple[slice, ...], tile: Tensor | None) -> dict:
-        """What both kernels take, for a chunk and its bias [b or 1, t, w, padded_keys]."""
+        """Returns what both kernels take, for a chunk and its bias [b or 1, t, w, padded_keys]."""
         _, samples, rows = where
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
@@ -92,7 +92,7 @@ class ChunkedBackward(TritonPairs):
         }
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
-        """Gradients of the named arguments, in their layout. They accumulate in float32."""
+        """Returns the gradients of the named arguments, in their layout. They accumulate in float32."""
         grad_out = resize("queries", grad_out, self.given, self.sizes)
         upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
@@ -121,14 +121,14 @@ class ChunkedBackward(TritonPairs):
 
     @staticmethod
     def _add_to_w2(grads: dict[str, Tensor], pending: list[tuple[Tensor, Tensor]], least_bytes: int) -> None:
-        """dW2 += A^T dL/dout, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
+        """Adds A^T dL/dout to dW2, in few products: each of them reads and writes all of dW2, which may be 25 MB."""
         if pending and sum(moments.nbytes for moments, _ in pending) >= least_bytes:
             moments, upstream = (torch.cat(parts, dim=1) for parts in zip(*pending, strict=True))
             grads["w2"] += float32_product(moments.mT, upstream)
             pending.clear()
 
     def _add_to_bias(self, grad_bias: Tensor, grad_pre: Tensor, scale: Tensor) -> None:
-        """dL/dP [b or 1, t, w, n_k] += the chunk's part, from dL/dpre / scale [H, b, t, w, padded_keys]."""
+        """Adds the chunk's part to dL/dP [b or 1, t, w, n_k], from dL/dpre / scale [H, b, t, w, padded_keys]."""
         per_sample = grad_pre[..., : self.num_keys].sum(0, dtype=torch.float32)  # [b, t, w, n_k]
         if self.bias.is_shared:
             grad_bias += torch.tensordot(scale, per_sample, dims=1)
@@ -136,7 +136,7 @@ class ChunkedBackward(TritonPairs):
             torch.mul(per_sample, scale[:, None, None, None], out=grad_bias)
 
     def _backward_bytes(self) -> int:
-        """Workspace of one (head, sample, query)."""
+        """Returns the workspace of one (head, sample, query)."""
         tile_rows = BACKWARD_POSITIONS * self.backward_units
         pairs = self.width * self.padded_keys  # dL/dpre, and the key partials of width / tile_rows tiles
         moments = 2 * self.width * self.head_dim

@@ -7,8 +7,9 @@ the default. Which tiles suit which device was found by compiling them (``kernel
 
 * ``ITNET_AUTOTUNE=0``: always the default, no timing (so does ``torch.use_deterministic_algorithms``);
 * ``ITNET_FORWARD_CONFIG``, ``ITNET_BACKWARD_CONFIG``, ``ITNET_FUSED_BACKWARD_CONFIG``,
-  ``ITNET_POSITION_GRADIENT_CONFIG``: this one, e.g. ``BP=16,ROWS=128,BK=64,num_warps=4,num_stages=3`` (the backward
-  that is not fused has neither ``BP`` nor ``ROWS``).
+  ``ITNET_POSITION_GRADIENT_CONFIG``, ``ITNET_POSITION_WEIGHTS_CONFIG``: this one, e.g.
+  ``BP=16,ROWS=128,BK=64,num_warps=4,num_stages=3`` (the backward that is not fused has neither ``BP`` nor ``ROWS``,
+  and a tile of the fused one has as many rows as positions).
 """
 
 import inspect
@@ -45,6 +46,7 @@ class TileFamily(NamedTuple):
     matrices: int  # [ROWS, D] operands in shared memory
     accumulators: tuple[int, int]  # float32 accumulators in registers: [ROWS, D] and [ROWS, BK]
     added_to: tuple[str, ...] = ()  # arguments that a launch adds to: timing has to put them back
+    most_units: int = 8  # hidden units of a tile, ROWS / BP
 
 
 class Problem(NamedTuple):
@@ -101,38 +103,57 @@ BACKWARD = TileFamily(
     matrices=2,
     accumulators=(2, 2),
 )
-# Only where warp groups multiply from shared memory: elsewhere its operands spill.
+# Half precision and heads of at most 64 features, as all kernels below.
 FUSED_BACKWARD = TileFamily(
     "fused_backward",
     (*_FLAGS, "NEEDS_MEASURE"),
-    (TileConfig(tile(64, 128, 64, 8, 2)),),
+    (
+        TileConfig(tile(128, 128, 64, 8, 2), devices=("hopper",)),
+        TileConfig(tile(128, 128, 32, 8, 1), devices=("ampere",)),
+        TileConfig(tile(64, 64, 32, 4, 1), devices=("ampere", "other")),
+    ),
     matrices=2,
     accumulators=(2, 2),
     added_to=("p_dqueries", "p_dkeys", "p_dmeasure", "p_dcontent", "p_dw2"),
+    most_units=1,
 )
 POSITION_GRADIENT = TileFamily(
     "position_gradient",
     tuple(name for name in _FLAGS if name != "HAS_BIAS"),
-    (TileConfig(tile(32, 64, 128, 8, 2)),),
+    (
+        TileConfig(tile(32, 64, 128, 8, 2), devices=("hopper",)),
+        TileConfig(tile(32, 64, 64, 4, 1), devices=("other",)),
+    ),
     matrices=2,
     accumulators=(0, 3),
 )
-FAMILIES = (FORWARD, BACKWARD, FUSED_BACKWARD, POSITION_GRADIENT)
+POSITION_WEIGHTS = TileFamily(
+    "position_weights",
+    (*(name for name in _FLAGS if name != "HAS_BIAS"), "HAS_DISTANCE", "BL"),
+    (
+        TileConfig(tile(16, 128, 64, 8, 2), devices=("hopper",)),
+        TileConfig(tile(16, 128, 32, 8, 1), devices=("ampere",)),
+        TileConfig(tile(16, 64, 32, 4, 2), devices=("ampere",)),
+        TileConfig(tile(16, 64, 32, 4, 1), devices=("other",)),
+    ),
+    matrices=2,
+    accumulators=(2, 2),
+    added_to=("p_dfeatures", "p_ddistance"),
+)
+FAMILIES = (FORWARD, BACKWARD, FUSED_BACKWARD, POSITION_GRADIENT, POSITION_WEIGHTS)
 # Padding of the key axis: every BK divides it.
 KEY_MULTIPLE = 128
 # Positions of a tile of BACKWARD. Its partial sums are stored per tile, so that the host has to know its shape.
 BACKWARD_POSITIONS = 16
-# Most hidden units of a fused tile, ROWS / BP: groups of hidden units have at least as many.
-LARGEST_UNITS = 8
 
 
 def device_kind(major: int | None) -> str:
-    """Which matrix instructions a device has: those of warp groups, of tensor memory, of warps, or another maker's."""
+    """Names the matrix instructions of a device: of warp groups, of tensor memory, of warps, or another maker's."""
     return {None: "other", 9: "hopper", 10: "blackwell", 11: "blackwell"}.get(major, "ampere")
 
 
 def backward_units(head_dim: int, itemsize: int, major: int | None) -> int:
-    """Hidden units of a backward tile: accumulators and operands [16 * units, d_h] must fit into the registers."""
+    """Returns the hidden units of a backward tile, whose accumulators [16 * units, d_h] must fit into registers."""
     if is_interpreted():
         return 8
     kind = device_kind(major)
@@ -144,27 +165,27 @@ def backward_units(head_dim: int, itemsize: int, major: int | None) -> int:
 
 
 def tile_rows(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
-    """Rows (position, hidden unit) of a program's tile."""
+    """Returns the rows (position, hidden unit) of a program's tile."""
     if family is not BACKWARD:
         return settings["ROWS"]
     return BACKWARD_POSITIONS * backward_units(problem.head_dim, problem.itemsize, problem.major)
 
 
 def shared_memory_bytes(family: TileFamily, settings: dict[str, int], problem: Problem) -> int:
-    """Upper estimate of a program's shared memory: key tiles per stage, operands, pair tiles, and W2 of the tile."""
+    """Estimates a program's shared memory from above: key tiles per stage, operands, pair tiles, W2 of the tile."""
     rows, keys, dim = tile_rows(family, settings, problem), settings["BK"], problem.head_dim
     key_tiles = (2 if family is BACKWARD else 1) * settings["num_stages"] * keys * dim  # keys, and values
     pair_tiles = (2 * family.matrices - 1) * rows * keys
     elements = key_tiles + family.matrices * rows * dim + pair_tiles
-    if family in (FUSED_BACKWARD, POSITION_GRADIENT):
+    if family in (FUSED_BACKWARD, POSITION_GRADIENT, POSITION_WEIGHTS):
         elements += rows // settings["BP"] * dim * dim
     return 2 * elements if problem.itemsize == 2 else 5 * elements  # 3xTF32 keeps parts of float32 operands as well
 
 
 def suitable_settings(family: TileFamily, problem: Problem) -> list[dict[str, int]]:
-    """Settings of the configurations that are meant for a problem and fit its shared memory, best guess first.
+    """Returns the settings that are meant for a problem and fit its shared memory, best guess first.
 
-    If there is none, the smallest configuration.
+    If there are none, it is the smallest configuration.
     """
     suitable = [
         config.settings
@@ -182,17 +203,17 @@ _LEAST_TIMED = 2**24
 
 
 def size_class(elements: int) -> int:
-    """Which launches share a winner: 0 for those too small to be timed, then one class per factor of 16."""
+    """Says which launches share a winner: 0 for those too small to be timed, then one class per factor of 16."""
     return 0 if elements < _LEAST_TIMED else 1 + ((elements // _LEAST_TIMED).bit_length() - 1) // 4
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs kernels in Python, on the CPU."""
+    """Says whether Triton runs kernels in Python, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pinned_settings(family: TileFamily) -> dict[str, int] | None:
-    """The configuration that the environment asks for."""
+    """Returns the configuration that the environment asks for."""
     variable = f"ITNET_{family.name.upper()}_CONFIG"
     text = os.environ.get(variable)
     if not text:
@@ -208,10 +229,8 @@ def pinned_settings(family: TileFamily) -> dict[str, int] | None:
 
 
 def autotune(family: TileFamily):
-    """``triton.autotune`` over what suits the device. A pinned configuration, or the interpreter's, is not timed."""
+    """Applies ``triton.autotune`` to what suits the device. A configuration that was pinned or tuned is not timed."""
     pinned = pinned_settings(family)
-    if pinned is None and is_interpreted():
-        pinned = family.configs[0].settings
     if pinned is not None:
         return triton.autotune([_triton_config(pinned)], key=[])
     distinct = list({tuple(config.settings.items()): config.settings for config in family.configs}.values())
@@ -233,18 +252,20 @@ def _settings(config: "triton.Config") -> dict[str, int]:
 
 
 def _prune(family: TileFamily, configs: list, arguments: dict) -> list:
-    """What is timed: the configurations that suit the device, or only the best guess."""
+    """Returns what is timed: what suits the device. The winner of ``itnet tune``, or the best guess, stands alone."""
+    from .tuned import device_name, problem_key, tuned_settings  # which reads this module's tiles
+
     keys = arguments["p_keys"]
+    key = problem_key(keys.dtype, arguments["D"], arguments["W"])
+    tuned = tuned_settings(family.name, device_name(keys.device), key)
+    if tuned is not None and not torch.are_deterministic_algorithms_enabled():
+        return [_triton_config(tuned)]
+    if is_interpreted():
+        return configs[:1]
     target = triton.runtime.driver.active.get_current_target()
     device = triton.runtime.driver.active.utils.get_device_properties(keys.device.index or 0)
     major = target.arch // 10 if target.backend == "cuda" else None
     problem = Problem(arguments["D"], keys.element_size(), major, shared_limit=device["max_shared_mem"])
-    from .tuned import problem_key, tuned_settings  # which reads this module's tiles
-
-    name = torch.cuda.get_device_name(keys.device) if keys.is_cuda else target.backend
-    tuned = tuned_settings(family.name, name, problem_key(keys.dtype, arguments["D"], arguments["W"]))
-    if tuned is not None and not torch.are_deterministic_algorithms_enabled():
-        return [_triton_config(tuned)]
     suitable = suitable_settings(family, problem)
     is_timed = os.environ.get("ITNET_AUTOTUNE", "1") != "0" and arguments["size"] > 0
     if not is_timed or torch.are_deterministic_algorithms_enabled():

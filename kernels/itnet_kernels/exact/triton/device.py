@@ -9,7 +9,7 @@ from .configs import device_kind, is_interpreted
 
 
 def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
-    """Which form of gelu.py the kernels use."""
+    """Says which form of gelu.py the kernels use."""
     if dtype == torch.float32:
         return "erf"
     is_nvidia = device.type == "cuda" and torch.version.hip is None
@@ -17,7 +17,7 @@ def gelu_form(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def dot_precision(device: torch.device) -> str:
-    """The precision of float32 products: float32, unless PyTorch's old or new setting allows TF32.
+    """Returns the precision of float32 products: float32, unless PyTorch's old or new setting allows TF32.
 
     NVIDIA's tensor cores reach it by three TF32 products ("tf32x3"), 2^-21 relative error.
     """
@@ -31,34 +31,39 @@ def dot_precision(device: torch.device) -> str:
 
 
 def device_major(device: torch.device) -> int | None:
-    """Major compute capability of an NVIDIA device."""
+    """Returns the major compute capability of an NVIDIA device."""
     is_nvidia = device.type == "cuda" and torch.version.hip is None
     return torch.cuda.get_device_capability(device)[0] if is_nvidia else None
 
 
 def on_device(device: torch.device):
-    """Triton launches on the current device: makes it that of the tensors."""
+    """Makes the current device, on which Triton launches, that of the tensors."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many programs of one per multiprocessor run at a time. Without a GPU, those of an H100 or H200."""
+    """Says how many programs of one per multiprocessor run at a time. Without a GPU, those of an H100 or H200."""
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 132
 
 
-def has_fused_backward(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the backward is the fused kernel: half precision on Hopper up to d_h = 64, where it does not spill.
+def has_fused_backward(head_dim: int, dtype: torch.dtype, device: torch.device, stores_pairs: bool = False) -> bool:
+    """Says whether the backward is the fused kernel: half precision up to d_h = 64, where it does not spill.
 
-    ``ITNET_FUSED_BACKWARD`` (0 or 1) decides otherwise.
+    Not on Blackwell and AMD, where the other one is predicted to be faster (docs/kernels.md). On GPUs whose warps
+    multiply from registers (A100 and consumer GPUs), heads of up to 32 features would be computed twice, and so would
+    dL/dP, which is wanted if ``stores_pairs``: they take the other one then. ``ITNET_FUSED_BACKWARD`` (0 or 1) decides
+    otherwise.
     """
     if os.environ.get("ITNET_FUSED_BACKWARD") in ("0", "1"):
         return os.environ["ITNET_FUSED_BACKWARD"] == "1"
-    is_hopper = is_interpreted() or device_kind(device_major(device)) == "hopper"
-    return is_hopper and head_dim <= 64 and dtype.itemsize == 2
+    is_gpu = is_interpreted() or device.type == "cuda"
+    kind = "hopper" if is_interpreted() else device_kind(device_major(device))
+    is_left_out = kind in ("blackwell", "other") or (kind == "ampere" and (stores_pairs or head_dim <= 32))
+    return is_gpu and head_dim <= 64 and dtype.itemsize == 2 and not is_left_out
 
 
 def shared_limit(device: torch.device) -> int:
-    """Bytes of shared memory that one program may use. Without a GPU, those of an H100 or H200."""
+    """Returns the bytes of shared memory that one program may use. Without a GPU, those of an H100 or H200."""
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if is_gpu else 232448

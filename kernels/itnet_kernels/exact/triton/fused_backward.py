@@ -1,22 +1,23 @@
-"""The fused backward kernel, for Hopper: one pass over the pairs of a chunk, six matrix products per tile.
+"""The fused backward kernel: one pass over the pairs of a chunk, six matrix products per tile.
 
-Per tile of rows (position, hidden unit) and keys, with s = pre/2 recomputed as in the forward and v = omega / scale,
+Per tile of positions and keys of one hidden unit, with s = pre/2 recomputed as in the forward and v = omega / scale,
 
-    dA  = W2 dL/dout                                                    of the tile's positions and hidden units
+    dA  = W2 dL/dout                                                    of the tile's positions
     dS2 = v_j (dA . u_j) 2 gelu'(pre)
     query side, kept in registers:      A += v_j h u_j,   dQ += dS2 u_j,   dq += sum_j dS2
     key side, added up in memory:       scale (sum_rows dS2 Q/2 + v_j sum_rows h dA)
     weights, added up in memory:        dW2 += A^T dL/dout,   dW_uy += sum_i dQ,   dW_had += sum_i dQ u_i
 
 A program owns a head, a group of hidden units and a group of samples, and goes through all positions of the chunk. It
-has a place of its own for each sum, which it alone reads and writes, in a fixed order; the host adds up the places.
+has a place of its own for each sum, which it alone adds to, in a fixed order; the host adds up the places. Large ones
+lie in the order in which warps hold them (fragments.py).
 So neither A nor dA nor dL/dpre exists outside of a program, and two runs agree in every bit.
 """
 
 from .configs import FUSED_BACKWARD, autotune
-from .fragments import fragment_offsets, from_fragments, key_offset
+from .fragments import fragment_offsets, from_fragments, gradient_offsets, key_offset, to_gradient_fragments
 from .gelu import gelu_gate, gelu_slope, tl, triton
-from .tile import NOT_SPECIALISED, bias_blocks, moment_gradients, row_offsets, virtual_queries
+from .tile import NOT_SPECIALISED, bias_blocks
 
 
 @autotune(FUSED_BACKWARD)
@@ -34,11 +35,11 @@ def itnet_fused_bwd_kernel(
     p_w2,  # [H, W * D, D], rows (k, c)
     p_scale,  # [samples], largest measure of each
     p_drow,  # out: [H, B, n_q, W], from the chunk on, as p_row
-    p_dqueries,  # added to: [unit groups, H, B, n_q, D], from the chunk on
-    p_dkeys,  # added to: [unit groups, H, B, padded_keys, D], from the chunk's first sample on
+    p_dqueries,  # added to: [unit groups, H, B, n_q up to 16, D] in gradient fragments, from the chunk on
+    p_dkeys,  # added to: [unit groups, H, B, padded_keys, D] in gradient fragments, from the chunk's first sample on
     p_dmeasure,  # added to: [unit groups, H, B, padded_keys], from the chunk's first sample on
     p_dcontent,  # added to: [sample groups, H, 2, W, D], of W_uy and W_had
-    p_dw2,  # added to: [sample groups, H, W * D, D]
+    p_dw2,  # added to: [sample groups, H, W * D, D] in gradient fragments
     num_queries,  # of the chunk
     num_keys,
     padded_keys,
@@ -61,49 +62,53 @@ def itnet_fused_bwd_kernel(
     GELU: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    KC: tl.constexpr = ROWS // BP
+    tl.static_assert(BP == ROWS, "a tile has one hidden unit")
     BLOCKS: tl.constexpr = ROWS // 16
     heads, i_head = tl.num_programs(0).to(tl.int64), tl.program_id(0).to(tl.int64)
     i_units, i_samples = tl.program_id(1), tl.program_id(2)
     i_first_sample = i_samples * group_samples
-    tiles = tl.cdiv(num_queries, BP)
-    per_units = tiles * tl.minimum(group_samples, samples - i_first_sample)  # tiles of positions, of all samples
+    tiles = tl.cdiv(num_queries, ROWS)
+    per_unit = tiles * tl.minimum(group_samples, samples - i_first_sample)  # tiles of positions, of all samples
     i_group = i_units * heads + i_head
     p_dcontent += (i_samples * heads + i_head) * 2 * W * D
     p_dw2 += (i_samples * heads + i_head) * W * D * D
     p_w2 += i_head * W * D * D
     o_d, o_k = tl.arange(0, D)[None, :], tl.arange(0, BK)
     o_kd = o_k[:, None] * D + o_d
-    for i_work in tl.range(0, per_units * (group_units // KC), num_stages=1):
-        i_unit = i_units * group_units + (i_work // per_units) * KC
-        i_batch = (i_first_sample + i_work % per_units // tiles).to(tl.int64)
-        i_first = i_work % tiles * BP
+    o_dd = tl.arange(0, D)[:, None] * D + o_d
+    padded_queries = tl.cdiv(all_queries, 16) * 16
+    for i_work in tl.range(0, per_unit * group_units, num_stages=1):
+        i_unit = i_units * group_units + i_work // per_unit
+        i_batch = (i_first_sample + i_work % per_unit // tiles).to(tl.int64)
+        i_first = i_work % tiles * ROWS
         i_sample = i_head * all_samples + i_batch
         p_u = p_keys + i_sample * padded_keys * D
         p_v = p_measure + i_batch * padded_keys
         p_du = p_dkeys + (i_group * all_samples + i_batch) * padded_keys * D
         p_dv = p_dmeasure + (i_group * all_samples + i_batch) * padded_keys
-        o_query, o_unit, m_row = row_offsets(i_first, i_unit, num_queries, BP, KC)
-        o_source = i_sample * all_queries + o_query  # [ROWS]
-        b_qv, b_q = virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W, D)
+        o_position = i_first + tl.arange(0, ROWS)
+        m_row = o_position < num_queries
+        o_source = i_sample * all_queries + tl.minimum(o_position, num_queries - 1)  # [ROWS]
+        o_row = o_source[:, None] * D + o_d  # [ROWS, D]
+        b_query = tl.load(p_queries + o_row).to(tl.float32)
+        b_w_product = tl.load(p_w_product + i_unit * D + o_d)  # [1, D]
+        b_qv = 0.5 * (tl.load(p_w_key + i_unit * D + o_d) + b_w_product * b_query)
         b_qv = b_qv.to(p_keys.dtype.element_ty)  # [ROWS, D]
+        b_q = tl.load(p_row + o_source * W + i_unit)
         # Positions beyond the last query have dL/dout = 0 and so add nothing to any sum.
-        o_position = i_first + tl.arange(0, BP)
-        m_position = (o_position < num_queries)[:, None]
-        o_position = (i_sample * all_queries + o_position)[:, None] * D + o_d  # [BP, D]
-        o_w2 = (i_unit * D + tl.arange(0, KC * D))[:, None] * D + o_d  # [KC * D, D]
-        b_g = tl.load(p_upstream + o_position, mask=m_position, other=0.0)
-        b_da = moment_gradients(b_g, tl.load(p_w2 + o_w2), BP, KC, D, PRECISION)
+        b_g = tl.load(p_upstream + o_row, mask=m_row[:, None], other=0.0)
+        b_w2 = tl.load(p_w2 + i_unit * D * D + o_dd)  # [D, D], rows c
+        b_da = tl.dot(b_g, tl.trans(b_w2), input_precision=PRECISION).to(b_g.dtype)  # [ROWS, D]
 
         if HAS_BIAS:
-            o_block = bias_blocks(i_batch * bias_blocks_per_sample, i_first, i_unit, num_queries, W, BP, KC)
+            o_block = bias_blocks(i_batch * bias_blocks_per_sample, i_first, i_unit, num_queries, W, ROWS, 1)
             p_p = p_bias + fragment_offsets(o_block * padded_keys * 16, BLOCKS, BK)
         b_acc = tl.zeros([ROWS, D], tl.float32)
         b_dqv = tl.zeros([ROWS, D], tl.float32)
         b_dq = tl.zeros([ROWS], tl.float32)
         end = num_keys
         if IS_CAUSAL:  # keys that the tile's last position sees; the bias hides them from earlier ones
-            end = tl.minimum(i_first + BP, num_queries) + causal_offset
+            end = tl.minimum(i_first + ROWS, num_queries) + causal_offset
         b_range, scale = tl.load(p_range + i_batch), tl.load(p_scale + i_batch)
         for j in tl.range(0, end, BK):
             b_u = tl.load(p_u + j * D + o_kd)  # [BK, D]
@@ -127,21 +132,21 @@ def itnet_fused_bwd_kernel(
             # compute such a product whole.
             b_du = b_du * scale + tl.dot(tl.trans(b_ds), b_qv, input_precision=PRECISION) * scale
             # Nobody else adds to this place: the order of the sum is fixed.
-            tl.atomic_add(p_du + j * D + o_kd, b_du, sem="relaxed")
+            tl.atomic_add(p_du + j * D + gradient_offsets(BK, D), to_gradient_fragments(b_du, BK, D), sem="relaxed")
 
-        tl.store(p_drow + o_source * W + o_unit, b_dq * (0.5 * scale), mask=m_row)
-        # Loaded again, as everything that was used before the loop: kept across it, it would spill.
-        b_g = tl.load(p_upstream + o_position, mask=m_position, other=0.0, cache_modifier=".cg")
-        b_a = tl.permute(tl.reshape((b_acc * scale).to(b_g.dtype), [KC, BP, D]), (1, 0, 2))
-        b_dw2 = tl.dot(tl.trans(tl.reshape(b_a, [BP, KC * D])), b_g, input_precision=PRECISION)  # [KC * D, D]
-        tl.store(p_dw2 + o_w2, tl.load(p_dw2 + o_w2) + b_dw2)
+        tl.store(p_drow + o_source * W + i_unit, b_dq * (0.5 * scale), mask=m_row)
+        # dL/dout waits in shared memory. What was in registers is loaded again: kept across the loop, it would spill.
+        b_dw2 = tl.dot(tl.trans((b_acc * scale).to(b_g.dtype)), b_g, input_precision=PRECISION)  # [D, D]
+        o_dw2 = i_unit * D * D + gradient_offsets(D, D)
+        tl.atomic_add(p_dw2 + o_dw2, to_gradient_fragments(b_dw2, D, D), sem="relaxed")
         b_dqv *= 0.5 * scale  # dQ
-        b_query = tl.load(p_queries + o_source[:, None] * D + o_d, cache_modifier=".cg").to(tl.float32)
-        b_w_product = tl.load(p_w_product + o_unit[:, None] * D + o_d, cache_modifier=".cg")
-        o_w = (i_unit + tl.arange(0, KC))[:, None] * D + o_d
-        tl.store(p_dcontent + o_w, tl.load(p_dcontent + o_w) + tl.sum(tl.reshape(b_dqv, [KC, BP, D]), 1))
-        b_product = tl.sum(tl.reshape(b_dqv * b_query, [KC, BP, D]), 1)
+        b_query = tl.load(p_queries + o_row, cache_modifier=".cg").to(tl.float32)
+        o_w = i_unit * D + tl.arange(0, D)
+        b_key, b_product = tl.split(tl.sum(tl.join(b_dqv, b_dqv * b_query), 0))  # [D] each
+        tl.store(p_dcontent + o_w, tl.load(p_dcontent + o_w) + b_key)
         tl.store(p_dcontent + W * D + o_w, tl.load(p_dcontent + W * D + o_w) + b_product)
-        p_dquery = p_dqueries + i_units * heads * all_samples * all_queries * D + o_position
-        b_dquery = tl.sum(tl.reshape(b_dqv * b_w_product, [KC, BP, D]), 0)
-        tl.store(p_dquery, tl.load(p_dquery, mask=m_position, other=0.0) + b_dquery, mask=m_position)
+        b_w_product = tl.load(p_w_product + i_unit * D + o_d, cache_modifier=".cg")
+        p_dquery = p_dqueries + ((i_group * all_samples + i_batch) * padded_queries + i_first) * D
+        # Rows behind the last query add exactly 0 to whatever lies there.
+        b_dquery = to_gradient_fragments(b_dqv * b_w_product, ROWS, D)
+        tl.atomic_add(p_dquery + gradient_offsets(ROWS, D), b_dquery, sem="relaxed")

@@ -31,7 +31,7 @@ _ERF_SLOPE = tl.constexpr(1.5957691216057308)  # d/ds erf(sqrt(2) s) at 0 = 2 sq
 
 @triton.jit
 def gelu_gate(s, FORM: tl.constexpr):
-    """t(s); gelu(x) = s + s t."""
+    """Returns t(s), by which gelu(x) = s + s t."""
     if FORM == "erf":
         t = tl.erf(s * _SQRT2)
     else:
@@ -47,7 +47,7 @@ def gelu_gate(s, FORM: tl.constexpr):
 
 @triton.jit
 def gelu_slope(s, t, FORM: tl.constexpr):
-    """2 gelu'(x) = 1 + t + s t'(s)."""
+    """Returns 2 gelu'(x) = 1 + t + s t'(s)."""
     if FORM == "erf":
         return s * (_ERF_SLOPE * tl.exp(-2.0 * (s * s))) + (1.0 + t)
     else:

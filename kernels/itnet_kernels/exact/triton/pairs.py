@@ -4,7 +4,7 @@ A chunk is a range of samples times a range of queries, for all heads. What live
 
     both       the position bias [b, t, w, n_k], b = 1 if the batch shares its positions
     forward    moments A [H, b, t, w, d_h]
-    backward   dL/dP [b, t, w, n_k]
+    backward   dL/dP [b, t, w, n_k], where gradients of positions want it
 
 Each line is at most ``ITNET_WORKSPACE_MB`` (32) megabytes, so that it stays in the L2 cache of a large GPU, unless 16
 queries of one sample need more. Chunks of the bias may hold several of the moments. The backward kernel needs neither
@@ -24,13 +24,14 @@ from torch import Tensor
 
 from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
 from .bias import TritonBias
-from .configs import KEY_MULTIPLE, LARGEST_UNITS, size_class
+from .configs import KEY_MULTIPLE, TILE_SIZES, size_class
 from .device import dot_precision, gelu_form, multiprocessors, on_device
 from .forward import itnet_fwd_kernel
-from .fragments import FRAGMENT_POSITIONS
+from .fragments import FRAGMENT_POSITIONS, from_gradient_fragments
 from .fused_backward import itnet_fused_bwd_kernel
 from .position_gradient import itnet_position_gradient_kernel
 from .sizes import KernelSizes, resize
+from .weight_sums import PositionWeightSums
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles
 WORKSPACE_BYTES = int(os.environ.get("ITNET_WORKSPACE_MB", "32")) * 2**20
@@ -48,7 +49,7 @@ class TritonPairs:
         self.batch, self.num_queries, self.num_heads, self.head_dim = inputs.queries.shape
         self.num_keys, self.width = inputs.keys.shape[1], inputs.row.shape[-1]
         self.padded_keys = math.ceil(self.num_keys / KEY_MULTIPLE) * KEY_MULTIPLE
-        self.queries = inputs.queries.permute(2, 0, 1, 3).contiguous()  # [H, B, n_q, d_h]
+        self.queries = inputs.queries.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
         keys = inputs.keys.permute(2, 0, 1, 3)  # [H, B, n_k, d_h]
         self.keys = self._padded(keys)
         # Hidden units are weighted by omega / max omega of the sample, so that they keep their range in float16.
@@ -69,13 +70,13 @@ class TritonPairs:
             self.row = (0.5 * inputs.row.permute(2, 0, 1, 3)).contiguous()  # [H, B, n_q, w]
 
     def _padded(self, keys: Tensor) -> Tensor:
-        """[H, B, n_k, d_h] -> [H, B, padded_keys, d_h] in the operands' dtype, zeros behind the last key."""
+        """Turns [H, B, n_k, d_h] into [H, B, padded_keys, d_h] in the operands' dtype, zeros behind the last key."""
         out = keys.new_zeros(*keys.shape[:2], self.padded_keys, self.head_dim, dtype=self.dtype)
         out[:, :, : self.num_keys] = keys
         return out
 
     def _bias_chunks(self, with_gradient: bool) -> Iterator[tuple[slice, slice]]:
-        """(samples, queries) of each tile of the bias."""
+        """Yields (samples, queries) of each tile of the bias."""
         if self.bias is None:
             yield slice(0, self.batch), slice(0, self.num_queries)
             return
@@ -87,7 +88,7 @@ class TritonPairs:
             yield from ((samples, rows) for samples in slices(0, self.batch, count))
 
     def _moment_chunks(self, samples: slice, rows: slice) -> Iterator[tuple[slice, slice]]:
-        """(samples, queries) whose moments fit into the workspace: whole samples, or parts of a single one."""
+        """Yields (samples, queries) whose moments fit into the workspace: whole samples, or parts of a single one."""
         group_bytes = self.num_heads * self.width * self.head_dim * self.keys.element_size()  # of a query
         queries = rows.stop - rows.start
         if queries * group_bytes > WORKSPACE_BYTES:
@@ -101,7 +102,7 @@ class TritonPairs:
         yield from ((chunk, rows) for chunk in slices(samples.start, samples.stop, size))
 
     def _chunk_size(self, count: int, most: int, programs: int) -> int:
-        """How many of ``count`` parts a launch takes, at most ``most``, so that all launches have the fewest waves.
+        """Says how many of ``count`` parts, at most ``most``, a launch takes for the fewest waves of all launches.
 
         A part has ``programs`` tiles of positions times all tiles of 8 hidden units, two programs run on a
         multiprocessor at a time. Of sizes that need as many waves, the largest.
@@ -116,7 +117,7 @@ class TritonPairs:
         return min(range(max(1, min(count, most)), 0, -1), key=waves)
 
     def _launch_arguments(self, samples: slice, rows: slice, tile: Tensor | None) -> dict:
-        """What the kernels have in common, for some queries of some samples and their bias."""
+        """Returns what the kernels have in common, for some queries of some samples and their bias."""
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
             "p_bias": self.row if tile is None else tile,
@@ -156,7 +157,7 @@ class TritonPairs:
     # Forward
 
     def forward(self) -> Tensor:
-        """[B, n_q, H, d_h] in float32."""
+        """Returns the sums [B, n_q, H, d_h] in float32."""
         out = self.row.new_empty(self.queries.shape)
         with on_device(self.keys.device):
             for samples, rows in self._bias_chunks(with_gradient=False):
@@ -172,14 +173,14 @@ class TritonPairs:
         return resize("queries", out.permute(1, 2, 0, 3), self.sizes, self.given)
 
     def _part(self, tile: Tensor | None, chunk: slice, queries: slice, samples: slice, rows: slice) -> Tensor | None:
-        """The bias from a chunk's first sample and query on, in a tile that begins at ``samples`` and ``rows``."""
+        """Returns the bias from a chunk's first sample and query on; the tile begins at ``samples`` and ``rows``."""
         if tile is None:
             return None
         first = 0 if self.bias.is_shared else chunk.start - samples.start
         return tile[first:, (queries.start - rows.start) // FRAGMENT_POSITIONS :]
 
     def _moments(self, samples: slice, rows: slice, tile: Tensor | None) -> Tensor:
-        """A of a chunk: [H, b * t, w * d_h]."""
+        """Returns A of a chunk: [H, b * t, w * d_h]."""
         batch, count = samples.stop - samples.start, rows.stop - rows.start
         moments = self.keys.new_empty(self.num_heads, batch * count, self.width * self.head_dim)
 
@@ -193,21 +194,28 @@ class TritonPairs:
     # Backward
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
-        """Gradients of the named arguments, in their layout. They accumulate in float32."""
+        """Returns the gradients of the named arguments, in their layout. They accumulate in float32."""
         grad_out = resize("queries", grad_out, self.given, self.sizes)
         self.upstream = grad_out.permute(2, 0, 1, 3).to(self.dtype).contiguous()  # [H, B, n_q, d_h]
         grads = self.inputs.zeros(name for name in names if name not in HEAD_MAJOR)
         grads["row"] = torch.empty_like(self.row)  # every program has rows of its own
         partial = self._partial_sums("measure" in grads)
+        needs_dp = stores_bias_gradient(self.inputs, names)
+        sums = PositionWeightSums(self) if self.inputs.has_position_bias and not needs_dp else None
         with on_device(self.keys.device):
-            for samples, rows in self._bias_chunks(with_gradient=self.inputs.has_position_bias):
+            for samples, rows in self._bias_chunks(with_gradient=needs_dp):
                 tile = self._bias_tile(samples, rows)
                 self._backward_chunk(samples, rows, tile, grads["row"], partial)
-                if self.inputs.has_position_bias:
+                if needs_dp:
                     self.bias.backward(samples, rows, self._bias_gradient(samples, rows, tile), grads)
-        grads["queries"] = partial.queries.sum(0)
-        grads["keys"] = partial.keys[..., : self.num_keys, :].sum(0)
-        grads["w2"] = partial.w2.sum(0)
+                elif sums is not None:
+                    arguments = self._launch_arguments(samples, rows, tile)
+                    del arguments["HAS_BIAS"]
+                    sums.add(samples, rows, tile, arguments)
+        grads |= {} if sums is None else sums.gradients()
+        grads["queries"] = from_gradient_fragments(partial.queries.sum(0))[..., : self.num_queries, :]
+        grads["keys"] = from_gradient_fragments(partial.keys.sum(0))[..., : self.num_keys, :]
+        grads["w2"] = from_gradient_fragments(partial.w2.sum(0))
         grads["w_key"], grads["w_product"] = (part.sum((0, 1)) for part in partial.content.unbind(2))
         if "measure" in grads:
             grads["measure"] = partial.measure[..., : self.num_keys].sum((0, 1))
@@ -215,13 +223,15 @@ class TritonPairs:
         return {name: resize(name, grads[name], self.sizes, self.given) for name in names}
 
     def _partial_sums(self, needs_measure: bool) -> "PartialSums":
-        """Zeros for what programs add to: a place for each group of hidden units, or for each group of samples."""
+        """Makes zeros that programs add to: a place for each group of hidden units, or for each group of samples."""
         units, samples = self._groups()
         zeros, pairs = self.row.new_zeros, (units, self.num_heads, self.batch)
+        shape = *pairs, math.ceil(self.num_queries / 16) * 16, self.head_dim
+        queries = zeros(math.prod(shape) + max(TILE_SIZES) * self.head_dim)  # the last tile may reach beyond the end
         return PartialSums(
             group_units=self.width // units,
             group_samples=math.ceil(self.batch / samples),
-            queries=zeros(*pairs, self.num_queries, self.head_dim),
+            queries=queries[: math.prod(shape)].view(shape),
             keys=zeros(*pairs, self.padded_keys, self.head_dim),
             measure=zeros(*pairs, self.padded_keys) if needs_measure else self.measure,
             content=zeros(samples, self.num_heads, 2, self.width, self.head_dim),
@@ -229,7 +239,7 @@ class TritonPairs:
         )
 
     def _groups(self) -> tuple[int, int]:
-        """Numbers of groups of hidden units and of samples: a program has one of each, for one head.
+        """Returns the numbers of groups of hidden units and of samples: a program has one of each, for one head.
 
         Fewer of them are longer programs, which may leave multiprocessors idle; more are more partial sums, which are
         written and read once. The cost of a choice is the time that idle multiprocessors lose and that of the sums, in
@@ -248,7 +258,7 @@ class TritonPairs:
         choices = (
             (2**power, samples) for power in range(self.width.bit_length()) for samples in range(1, self.batch + 1)
         )
-        return min((choice for choice in choices if self.width // choice[0] >= LARGEST_UNITS), key=cost)
+        return min(choices, key=cost)
 
     def _backward_chunk(self, samples: slice, rows: slice, tile: Tensor | None, grad_row: Tensor, partial) -> None:
         """Adds the chunk to the partial sums and writes its part of the row term's gradient."""
@@ -269,7 +279,7 @@ class TritonPairs:
         )
 
     def _bias_gradient(self, samples: slice, rows: slice, tile: Tensor) -> Tensor:
-        """dL/dP [b or 1, t, w, n_k] of a chunk, summed over heads and over the samples that share it."""
+        """Returns dL/dP [b or 1, t, w, n_k] of a chunk, summed over heads and over the samples that share it."""
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         grad = self.row.new_empty(len(tile), queries, self.width, self.padded_keys, dtype=self.bias.gradient_dtype)
         arguments = self._launch_arguments(samples, rows, tile) | {"samples": count // len(tile)}
@@ -286,20 +296,29 @@ class TritonPairs:
         return grad[..., : self.num_keys]
 
 
+def stores_bias_gradient(inputs: PairInputs, names: list[str]) -> bool:
+    """Says whether a backward needs dL/dP: for positions, for weights of raw coordinates and of distances alone."""
+    has_fourier = inputs.has_frequencies and any(weight is not None for weight in inputs.position_weights[:2])
+    return inputs.has_position_bias and (not has_fourier or "key_positions" in names)
+
+
 class PartialSums(NamedTuple):
-    """What the programs of the backward kernel add to, chunk by chunk, in float32."""
+    """What the programs of the backward kernel add to, chunk by chunk, in float32.
+
+    Those marked * are in the order of fragments.gradient_offsets.
+    """
 
     group_units: int  # hidden units of a program
     group_samples: int  # samples of a program
-    queries: Tensor  # [unit groups, H, B, n_q, d_h]
-    keys: Tensor  # [unit groups, H, B, padded_keys, d_h]
+    queries: Tensor  # * [unit groups, H, B, n_q up to a multiple of 16, d_h]
+    keys: Tensor  # * [unit groups, H, B, padded_keys, d_h]
     measure: Tensor  # [unit groups, H, B, padded_keys]; the measure itself if nobody wants its gradient
     content: Tensor  # [sample groups, H, 2, w, d_h], of W_uy and W_had
-    w2: Tensor  # [sample groups, H, w * d_h, d_h]
+    w2: Tensor  # * [sample groups, H, w * d_h, d_h]
 
 
 def float32_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """left @ right of [H, m, k] and [H, k, n], accumulated and returned in float32 whatever their dtype."""
+    """Returns left @ right of [H, m, k] and [H, k, n], accumulated and returned in float32 whatever their dtype."""
     has_out_dtype = "dtype" in torch.ops.aten.bmm.overloads()  # torch >= 2.8
     if left.dtype != torch.float32 and left.is_cuda and torch.version.hip is None and has_out_dtype:
         return torch.bmm(left, right, out_dtype=torch.float32, out=out)

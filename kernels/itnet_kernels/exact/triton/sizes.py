@@ -33,7 +33,7 @@ class KernelSizes(NamedTuple):
     width: int
 
     def supported(self) -> "KernelSizes":
-        """The smallest sizes of the kernels that hold these."""
+        """Returns the smallest sizes of the kernels that hold these."""
         return KernelSizes(
             next(size for size in TRITON_HEAD_DIMS if size >= self.head_dim),
             next(size for size in TRITON_WIDTHS if size >= self.width),
@@ -41,7 +41,7 @@ class KernelSizes(NamedTuple):
 
 
 def resize(name: str, tensor: Tensor | None, given: KernelSizes, wanted: KernelSizes) -> Tensor | None:
-    """Argument ``name`` of the pair sum, or its gradient: filled up with zeros, or cut down where sizes shrink."""
+    """Fills argument ``name`` of the pair sum, or its gradient, up with zeros, or cuts it where sizes shrink."""
     if tensor is None or name not in _TRAILING or given == wanted:
         return tensor
     more = {"d": wanted.head_dim - given.head_dim, "w": wanted.width - given.width, ".": 0}

@@ -14,7 +14,7 @@ NOT_SPECIALISED = {
 
 @triton.jit
 def program_indices(samples, W: tl.constexpr, BP: tl.constexpr, KC: tl.constexpr):
-    """Sample of the chunk, head, and the tile's first position and hidden unit.
+    """Returns the sample of the chunk, head, and the tile's first position and hidden unit.
 
     Neighbouring programs are the heads of a sample, then those of the next one: they read the same bias.
     """
@@ -25,7 +25,7 @@ def program_indices(samples, W: tl.constexpr, BP: tl.constexpr, KC: tl.constexpr
 
 @triton.jit
 def row_offsets(i_first, i_unit, num_queries, BP: tl.constexpr, KC: tl.constexpr):
-    """Query and hidden unit of each row, and which rows have a query; the others get the last one. [ROWS] each."""
+    """Returns the query and hidden unit of each row, and which have a query; others get the last one. [ROWS] each."""
     o_row = tl.arange(0, BP * KC)
     o_query = i_first + o_row % BP
     return tl.minimum(o_query, num_queries - 1), i_unit + o_row // BP, o_query < num_queries
@@ -52,7 +52,7 @@ def position_rows(i_first, i_unit, num_queries, ROWS: tl.constexpr, KC: tl.const
 
 @triton.jit
 def bias_blocks(i_start, i_first, i_unit, num_queries, W: tl.constexpr, BP: tl.constexpr, KC: tl.constexpr):
-    """Number of the row (block of 16 positions, hidden unit) of fragments that each 16 rows of a tile need.
+    """Returns which row (block of 16 positions, hidden unit) of fragments each 16 rows of a tile need.
 
     Behind the last position, the last block stands in.
     """
@@ -63,7 +63,7 @@ def bias_blocks(i_start, i_first, i_unit, num_queries, W: tl.constexpr, BP: tl.c
 
 @triton.jit
 def virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W: tl.constexpr, D: tl.constexpr):
-    """Q/2 [ROWS, D] and q/2 [ROWS], in float32."""
+    """Returns Q/2 [ROWS, D] and q/2 [ROWS], in float32."""
     o_d = tl.arange(0, D)[None, :]
     b_query = tl.load(p_queries + o_source[:, None] * D + o_d).to(tl.float32)
     b_w_key = tl.load(p_w_key + o_unit[:, None] * D + o_d)
@@ -73,6 +73,6 @@ def virtual_queries(p_queries, p_row, p_w_key, p_w_product, o_source, o_unit, W:
 
 @triton.jit
 def moment_gradients(b_upstream, b_w2, BP: tl.constexpr, KC: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr):
-    """dA [ROWS, D] of dL/dout [BP, D] and the rows (k, c) of W2 [KC * D, D] that belong to the tile's hidden units."""
+    """Returns dA [ROWS, D] of dL/dout [BP, D] and the rows (k, c) of W2 [KC * D, D] of the tile's hidden units."""
     b_da = tl.dot(b_upstream, tl.trans(b_w2), input_precision=PRECISION).to(b_w2.dtype)  # [BP, KC * D]
     return tl.reshape(tl.permute(tl.reshape(b_da, [BP, KC, D]), (1, 0, 2)), [KC * BP, D])

@@ -19,12 +19,12 @@ _MOST_SPLITS = 64
 
 
 def _products(tensor: Tensor, dtype: torch.dtype) -> dict:
-    """What kernels with matrix products take."""
+    """Returns what kernels with matrix products take."""
     return {"DTYPE": TRITON_TYPES[dtype], "PRECISION": dot_precision(tensor.device), "enable_fp_fusion": True}
 
 
 def feature_sums(g: Tensor, v: Tensor, measure: Tensor, dtype: torch.dtype) -> Tensor:
-    """sum_j omega_j g_j[r] v_j[c], and as a last row sum_j omega_j v_j[c]: [B, H, R + 1, C]."""
+    """Returns sum_j omega_j g_j[r] v_j[c], and as a last row sum_j omega_j v_j[c]: [B, H, R + 1, C]."""
     (batch, count, heads, rank), size = g.shape, v.shape[3]
     largest = measure.float().abs().amax(1)
     scale = largest.where(largest > 0, 1)  # [B]: values keep their range in float16
@@ -41,7 +41,7 @@ def feature_sums(g: Tensor, v: Tensor, measure: Tensor, dtype: torch.dtype) -> T
 
 
 def apply_features(f: Tensor, table: Tensor, dtype: torch.dtype, has_constant: bool = False) -> Tensor:
-    """sum_r f_i[r] T[r, a], plus the last row of T if that is one more than f has: [B, n, H, A]."""
+    """Returns sum_r f_i[r] T[r, a], plus the last row of T if that is one more than f has: [B, n, H, A]."""
     (batch, count, heads, rank), size = f.shape, table.shape[3]
     out = f.new_empty(batch, count, heads, size, dtype=torch.float32)
     block = min(_POSITIONS, power_of_two(count))
@@ -55,7 +55,7 @@ def apply_features(f: Tensor, table: Tensor, dtype: torch.dtype, has_constant: b
 
 
 def running_sums(x: Tensor, factors: Tensor | None, is_reverse: bool = False) -> Tensor:
-    """y_i = a_i y_(i-1) + x_i, or from the other end y_i = a_(i+1) y_(i+1) + x_i: [B, n, ...]."""
+    """Computes y_i = a_i y_(i-1) + x_i, or from the other end y_i = a_(i+1) y_(i+1) + x_i: [B, n, ...]."""
     batch, count = x.shape[:2]
     columns = x[0, 0].numel()
     y = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -75,7 +75,7 @@ def _factor_sizes(weight: Tensor) -> dict:
 
 
 def project(u: Tensor, other: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, is_hidden: bool) -> Tensor:
-    """z [B, n, H, R] from u and h, or the hidden units' sum [B, n, H, K] from u and z."""
+    """Returns z [B, n, H, R] from u and h, or the hidden units' sum [B, n, H, K] from u and z."""
     batch, count, heads, _ = u.shape
     sizes = _factor_sizes(weight)
     out = u.new_empty(batch, count, heads, sizes["K" if is_hidden else "R"], dtype=torch.float32)
@@ -89,7 +89,7 @@ def project(u: Tensor, other: Tensor, weight: Tensor, bias: Tensor, dtype: torch
 
 
 def expand(z: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """sum_r z_i[r] Phi_i[r]: [B, n, H, D]."""
+    """Returns sum_r z_i[r] Phi_i[r]: [B, n, H, D]."""
     batch, count, heads, _ = hidden.shape
     sizes = _factor_sizes(weight)
     out = hidden.new_empty(batch, count, heads, sizes["D"], dtype=torch.float32)
@@ -134,7 +134,7 @@ def _within_arguments(inputs) -> tuple[tuple[int, int], dict]:
 
 
 def within_forward(inputs) -> Tensor:
-    """[N, C, H, A]."""
+    """Returns the sums within blocks, [N, C, H, A]."""
     grid, arguments = _within_arguments(inputs)
     out = inputs.f.new_empty(*inputs.f.shape[:3], arguments["A"], dtype=torch.float32)
     with on_device(out.device):

@@ -6,7 +6,7 @@ from ...sampled.triton.tile import NOT_SPECIALISED
 
 @triton.jit
 def combine(a_left, x_left, a_right, x_right):
-    """Two stretches after each other: y -> a y + x of both."""
+    """Joins two stretches after each other: y -> a y + x of both."""
     return a_left * a_right, a_right * x_left + x_right
 
 
@@ -22,7 +22,7 @@ def scan_kernel(
     HAS_FACTORS: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """``REVERSE``: y_i = a_(i+1) y_(i+1) + x_i from the last position to the first."""
+    """Computes, with ``REVERSE``, y_i = a_(i+1) y_(i+1) + x_i from the last position to the first."""
     sample = tl.program_id(0).to(tl.int64)
     o_bn, o_c = tl.arange(0, BN), tl.program_id(1) * BC + tl.arange(0, BC)
     p_x += sample * count * columns

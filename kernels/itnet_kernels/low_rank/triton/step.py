@@ -9,7 +9,7 @@ from ...exact.triton.gelu import tl, triton
 
 @triton.jit
 def factor_row(p_hidden, p_weight, p_bias, r, o_d, o_k, D: tl.constexpr, K: tl.constexpr):
-    """Phi[r] of one position: [D_PADDED]."""
+    """Returns Phi[r] of one position: [D_PADDED]."""
     m_d, m_k = o_d < D, o_k < K
     b_h = tl.load(p_hidden + o_k, mask=m_k, other=0.0).to(tl.float32)
     o_w = (r * D + o_d[:, None]) * K + o_k[None, :]
@@ -100,6 +100,6 @@ def step_kernel(
 
 
 def launch_step(arguments: dict, new: dict, sizes: dict, flags: dict, groups: int) -> None:
-    """``arguments`` and ``new`` by the names above; absent ones are None."""
+    """Launches the step on ``arguments`` and ``new``, by the names above; absent ones are None."""
     filled = {name: arguments["p_u"] if value is None else value.contiguous() for name, value in arguments.items()}
     step_kernel[(groups,)](**filled, **new, **sizes, **flags, num_warps=4, enable_fp_fusion=True)

@@ -8,7 +8,7 @@ from ...exact.triton.gelu import tl, triton
 
 @triton.jit
 def pair_weights(p_f, p_g, p_rates, b_span, o_row, m_row, r, R: tl.constexpr, DECAYS: tl.constexpr):
-    """f_i[r] and g_j[r] [C], and what their product is multiplied by [C, C]."""
+    """Returns f_i[r] and g_j[r] [C], and what their product is multiplied by [C, C]."""
     b_f = tl.load(p_f + o_row * R + r, mask=m_row, other=0.0).to(tl.float32)
     b_g = tl.load(p_g + o_row * R + r, mask=m_row, other=0.0).to(tl.float32)
     b_e = tl.where(b_span >= 0, 1.0, 0.0)
@@ -19,7 +19,7 @@ def pair_weights(p_f, p_g, p_rates, b_span, o_row, m_row, r, R: tl.constexpr, DE
 
 @triton.jit
 def visible_spans(p_times, o_c, BLOCK: tl.constexpr, C: tl.constexpr, DECAYS: tl.constexpr):
-    """t_i - t_j [C, C], and -1 where query i does not see key j."""
+    """Returns t_i - t_j [C, C], and -1 where query i does not see key j."""
     b_span = tl.zeros([C, C], tl.float32)
     if DECAYS:
         b_t = tl.load(p_times + o_c, mask=o_c < BLOCK, other=0.0)

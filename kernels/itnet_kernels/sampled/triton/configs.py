@@ -44,7 +44,7 @@ _SMALLER = {
 
 
 def list_tile(kernel: str, head_dim: int, itemsize: int, major: int | None) -> ListTile:
-    """The tile of "forward" or "backward" on an NVIDIA device of this compute capability, or on another device."""
+    """Returns the tile of "forward" or "backward" on an NVIDIA device of this capability, or on another device."""
     key = kernel, itemsize, head_dim > 64
     if is_interpreted():  # small, so that short lists have several tiles
         return ListTile(32, 16, 4, 1)
@@ -52,5 +52,5 @@ def list_tile(kernel: str, head_dim: int, itemsize: int, major: int | None) -> L
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two from 16 on that holds ``size``: what a matrix product needs."""
+    """Returns the smallest power of two from 16 on that holds ``size``: what a matrix product needs."""
     return max(16, 1 << (size - 1).bit_length())

@@ -71,7 +71,7 @@ class TritonLists:
         self.major = device_major(self.keys.device)
 
     def forward(self) -> Tensor:
-        """[B, R, H, d_h] in float32."""
+        """Returns the sums [B, R, H, d_h] in float32."""
         out = self.row.new_empty(self.inputs.queries.shape, dtype=torch.float32)
         shape = self.width, self.head_dim
         group_bytes = math.prod(shape) * self.dtype.itemsize
@@ -99,11 +99,11 @@ class TritonLists:
                 yield chunk, bias
 
     def row_chunks(self, group_bytes: int) -> list[slice]:
-        """The ranges of queries of the chunks."""
+        """Returns the ranges of queries of the chunks."""
         return list(slices(0, self.num_rows, WORKSPACE_BYTES // self._row_bytes(group_bytes)))
 
     def _row_bytes(self, group_bytes: int) -> int:
-        """The workspace of one query of one sample."""
+        """Returns the workspace of one query of one sample."""
         bias_bytes = 0 if self.bias is None else self.width * self.padded * self.dtype.itemsize
         return self.num_heads * group_bytes + bias_bytes
 
@@ -153,7 +153,7 @@ class TritonLists:
     # Backward
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
-        """Gradients of the named arguments."""
+        """Returns the gradients of the named arguments."""
         inputs, heads, dim = self.inputs, self.num_heads, self.head_dim
         upstream = grad_out.permute(2, 0, 1, 3)  # [H, B, R, d_h]
         new = self.scale.new_zeros
@@ -203,7 +203,7 @@ class TritonLists:
         return {name: grads[name] for name in names}
 
     def _content(self, chunk: Chunk, grad_virtual: Tensor) -> Tensor:
-        """The gradients of W_uy and W_had from dQ [H, b, t, w, d_h]: [2, w, d_h]."""
+        """Returns the gradients of W_uy and W_had from dQ [H, b, t, w, d_h]: [2, w, d_h]."""
         count, size = math.prod(grad_virtual.shape[:3]), self.width * self.head_dim
         splits = min(_SPLITS, math.ceil(count / 16))
         parts = self.scale.new_empty(2, splits, self.width, self.head_dim)
@@ -272,7 +272,7 @@ class ListBias:
         self.weights = [none if weight is None else weight.float().contiguous() for weight in inputs.position_weights]
 
     def tile(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Half of P over its range, [b or 1, t, w, padded], and the ranges [b or 1, t, w, key tiles]."""
+        """Returns half of P over its range, [b or 1, t, w, padded], and the ranges [b or 1, t, w, key tiles]."""
         lists, inputs = self.lists, self.inputs
         batch, rows = (1 if self.is_shared else chunk.shape[0]), chunk.shape[1]
         tiles = math.ceil(lists.length / _BIAS_KEYS)
@@ -293,7 +293,7 @@ class ListBias:
         return bias, ranges
 
     def add(self, chunk: Chunk, grad_pre: Tensor, grads: dict[str, Tensor]) -> None:
-        """The same as :meth:`backward`, from 2 dL/dpre / scale [b, t, H, w, padded]; once for samples that share P."""
+        """Does the same as :meth:`backward`, from 2 dL/dpre / scale [b, t, H, w, padded]; once if samples share P."""
         grad = grad_pre[..., : self.lists.length].sum(2, dtype=torch.float32)  # [b, t, w, M]
         scale = 0.5 * self.lists.scale[chunk][..., None, None]
         if not self.is_shared:
@@ -334,7 +334,7 @@ class ListBias:
 
 
 def _add_rows(total: Tensor, indices: Tensor, values: Tensor) -> None:
-    """total [b or 1, n, f] += values [b, t, M, f] at their keys [b, t, M], in a fixed order."""
+    """Adds values [b, t, M, f] to total [b or 1, n, f] at their keys [b, t, M], in a fixed order."""
     count = total.shape[1]
     if len(total) == len(indices):
         indices = indices + torch.arange(len(total), device=indices.device)[:, None, None] * count
@@ -347,5 +347,5 @@ def _add_rows(total: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def _of(tensor: Tensor, samples: slice) -> Tensor:
-    """What belongs to some samples, in a tensor [B, ...] or [1, ...] that all samples share."""
+    """Returns what belongs to some samples, in a tensor [B, ...] or [1, ...] that all samples share."""
     return tensor if len(tensor) == 1 else tensor[samples]

@@ -10,7 +10,7 @@ from .tile import NOT_SPECIALISED
 
 @triton.jit
 def weight_columns(p_w1, o_unit, o_column, first, m, COLUMNS: tl.constexpr):
-    """Some columns of W1 for some units: [KC, columns]."""
+    """Returns some columns of W1 for some units: [KC, columns]."""
     return tl.load(p_w1 + o_unit[:, None] * COLUMNS + first + o_column[None, :], mask=m, other=0.0).to(tl.float32)
 
 

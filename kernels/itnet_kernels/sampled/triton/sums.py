@@ -64,7 +64,7 @@ def content_sum_kernel(
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr = 16,
 ):
-    """sum_i dQ_i and sum_i dQ_i u_i over heads, samples and rows, in as many parts as there are programs."""
+    """Computes sum_i dQ_i and sum_i dQ_i u_i over heads, samples and rows, in as many parts as there are programs."""
     o_column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_column = o_column < W * D
     b_key, b_product = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)

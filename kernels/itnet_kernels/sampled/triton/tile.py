@@ -10,7 +10,7 @@ NOT_SPECIALISED = {"do_not_specialize": _SIZES.split()}
 
 @triton.jit
 def program_place(heads, samples, TILES: tl.constexpr):
-    """Head, sample and query of the chunk, and tile of hidden units. Heads of a query are neighbours: they read the
+    """Returns head, sample and query of the chunk, and hidden units. Heads of a query are neighbours: they read the
     same bias, and rows of keys that lie side by side."""
     i = tl.program_id(0).to(tl.int64)
     i_rest = i // heads
@@ -23,7 +23,7 @@ def virtual_queries(
     p_queries, p_row, p_w_key, p_w_product, o_unit, o_d, m_unit, m_wd,
     D: tl.constexpr,
 ):  # fmt: skip
-    """Q/2 [KC, D_PADDED] and q/2 [KC] of one query, in float32."""
+    """Returns Q/2 [KC, D_PADDED] and q/2 [KC] of one query, in float32."""
     b_query = tl.load(p_queries + o_d, mask=o_d < D, other=0.0).to(tl.float32)
     o_w = o_unit[:, None] * D + o_d[None, :]
     b_w_key = tl.load(p_w_key + o_w, mask=m_wd, other=0.0)
@@ -37,7 +37,7 @@ def pre_activations(
     b_qv, b_q, b_u, p_bias, p_range, o_bias, o_range, m_bias, m_unit,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, KC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """s = pre/2: [KC, BK]."""
+    """Returns s = pre/2: [KC, BK]."""
     b_s = tl.broadcast_to(b_q[:, None], [KC, BK])
     if HAS_BIAS:
         b_range = tl.load(p_range + o_range, mask=m_unit, other=1.0)
@@ -50,7 +50,7 @@ def mean_of_keys(
     p_keys, p_indices, p_coefficients, heads, length, o_d, o_bk,
     D: tl.constexpr, D_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """sum_m c_im u_j of one query and head: [D_PADDED]."""
+    """Returns sum_m c_im u_j of one query and head: [D_PADDED]."""
     b_mean = tl.zeros([D_PADDED], tl.float32)
     for j in range(0, length, o_bk.shape[0]):
         o_k = j + o_bk
