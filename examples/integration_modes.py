@@ -46,7 +46,7 @@ def logits(model: ITNetForImageClassification, pixels: Tensor) -> Tensor:
 
 
 def cells(model, pixels: Tensor, labels: Tensor, expected: Tensor) -> str:
-    """Two cells of a table: relative error of the logits, and accuracy."""
+    """Returns two cells of a table: relative error of the logits, and accuracy."""
     actual = logits(model, pixels)
     error = float((actual - expected).norm() / expected.norm())
     return f"{error:.4f} | {float((actual.argmax(1) == labels).float().mean()):.2%}"
@@ -74,7 +74,7 @@ def anchor_table(model, counts: list[int], *test: Tensor) -> None:
 
 @torch.no_grad()
 def monte_carlo_errors(model, counts: list[int], pixels: Tensor) -> list[float]:
-    """Relative error of the first layer's integral with samples from the measure, root mean square over 20 draws."""
+    """Returns relative errors of the first layer's integral with samples from the measure, over 20 draws each."""
     base = copy.deepcopy(model).itnet
     inputs = {}
     operator = base.layers[0].operator

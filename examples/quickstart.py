@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def to_tensors(split, processor: ITNetImageProcessor) -> list[dict[str, torch.Tensor]]:
-    """All images of a split as normalised tensors [1, 28, 28], made once rather than in every epoch."""
+    """Returns all images of a split as normalised tensors [1, 28, 28], made once rather than in every epoch."""
     pixels = processor(split["image"][:], return_tensors="pt")["pixel_values"]
     labels = torch.tensor(split["label"][:])
     return [{"pixel_values": image, "labels": label} for image, label in zip(pixels, labels, strict=True)]

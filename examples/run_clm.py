@@ -10,7 +10,6 @@ have a short convolution before each block. At the end, the model goes on with -
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -50,7 +49,7 @@ class CausalLMArguments(DataArguments):
 
 @torch.no_grad()
 def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: torch.Tensor, count: int) -> str:
-    """``prompt`` [m] and at most ``count`` more tokens, drawn at a temperature of 0.8 and with a fixed seed."""
+    """Returns ``prompt`` [m] and at most ``count`` more tokens, drawn at a temperature of 0.8 by a fixed seed."""
     settings = {"do_sample": True, "temperature": 0.8, "top_k": 50, "max_new_tokens": count}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -102,7 +101,7 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
             prompt = tokenizer(data_args.prompt, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
         prompt = prompt[-(length // 2) :]
         count = min(data_args.sample_tokens, length - len(prompt))  # GPT-2 knows no further positions
-        with trainer.weight_average.applied() if trainer.weight_average else nullcontext():
+        with trainer.averaged():
             model = trainer.accelerator.unwrap_model(trainer.model)
             print(sample(model, tokenizer, prompt, count))
 

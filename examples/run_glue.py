@@ -95,7 +95,7 @@ class TextCollator:
 
 
 def text_columns(rows: Dataset, given: list[str], task: str | None) -> tuple[str, ...]:
-    """The columns of one text or two: those of --text_columns, of the GLUE task, or ones with a usual name."""
+    """Returns the columns of one text or two: those of --text_columns, of the GLUE task, or ones with a usual name."""
     if len(given) > 2:
         raise ValueError(f"`text_columns` {given} must be one column, or two")
     usual = [TASKS[task][0]] if task else [*dict.fromkeys(columns for columns, _, _ in TASKS.values()), ("text",)]
@@ -108,7 +108,8 @@ def text_columns(rows: Dataset, given: list[str], task: str | None) -> tuple[str
 
 
 def find_task(data: GlueArguments) -> tuple[GlueArguments, str]:
-    """The arguments with the folder or the Hub's configuration of the task filled in, and the name of the data."""
+    """Returns the arguments with the folder or the Hub's configuration of the task filled in, and the name of the
+    data."""
     if data.task is not None and data.task not in TASKS:
         raise ValueError(f"`task` ({data.task!r}) must be one of {', '.join(TASKS)}, or not given for your own data")
     split = data.eval_split or (TASKS[data.task][2] if data.task else "test")

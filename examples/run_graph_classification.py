@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import find_column, label_names, load_split
+from common.draws import drawn_by
 from common.metrics import class_metrics
 from common.peers import GIN
 from common.runs import build_model, run, start, write_results
@@ -41,12 +42,14 @@ class GraphCollator:
         self.processor, self.flip_signs = processor, flip_signs
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        generator = np.random.default_rng(int(torch.randint(2**31, ()))) if self.flip_signs else None
+        with drawn_by(row["edge_index"] for row in rows):
+            generator = np.random.default_rng(int(torch.randint(2**31, ()))) if self.flip_signs else None
         return dict(self.processor(rows, flip_signs=self.flip_signs, generator=generator, return_tensors="pt"))
 
 
 def as_graph(row: dict, num_types: int) -> dict:
-    """What the processor reads. Where nodes have attributes too, their labels become one-hot columns beside these."""
+    """Returns what the processor reads. Where nodes have attributes too, their labels become one-hot columns beside
+    these."""
     graph = {"edge_index": row["edge_index"], "y": row["y"]}
     if row.get("node_attr") is None:
         return {**graph, "node_types": row["node_label"]}

@@ -6,11 +6,13 @@ python examples/run_image_classification.py configuration/recipes/imagenet-base.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.augmentation import MixImages, augmentations
 from common.data import check_images, encode_labels, find_column, label_names, load_train_and_eval
+from common.draws import drawn_by
 from common.image_text import image_processor
 from common.losses import peer_loss
 from common.metrics import class_metrics
@@ -41,26 +43,32 @@ class ImageDataArguments(DataArguments):
     erasing: float = field(default=0.0, metadata={"help": "Probability of random erasing."})
 
 
-class ImageCollator:
-    """Rows to pixel values [B, C, H, W] and labels [B], augmented and mixed if told."""
+def prepare_rows(rows: dict[str, list], processor: ITNetImageProcessor, image: str, label: str) -> dict[str, list]:
+    """Turns images into pixel values [C, H, W] in [0, 1] when rows of a dataset are read, as its transform."""
+    mode = "L" if processor.num_channels == 1 else "RGB"
+    images = [picture.convert(mode) for picture in rows[image]]
+    pixels = processor(images, return_tensors="pt", do_normalize=False)["pixel_values"]
+    return {"pixel_values": list(pixels), "labels": rows[label]}
 
-    def __init__(self, processor: ITNetImageProcessor, columns: tuple[str, str], augment=None, mix=None):
-        self.processor, self.columns, self.augment, self.mix = processor, columns, augment, mix
+
+class ImageCollator:
+    """Makes pixel values [B, C, H, W] and labels [B] of rows; augments and mixes them if told, then normalises."""
+
+    def __init__(self, processor: ITNetImageProcessor, augment=None, mix=None):
+        self.augment, self.mix = augment, mix
+        self.mean, self.std = (
+            torch.tensor(values).view(-1, 1, 1) for values in (processor.image_mean, processor.image_std)
+        )
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        image, label = self.columns
-        mode = "L" if self.processor.num_channels == 1 else "RGB"
-        images = [row[image].convert(mode) for row in rows]
-        pixels = self.processor(images, return_tensors="pt", do_normalize=False)["pixel_values"]
-        labels = torch.tensor([row[label] for row in rows])
-        if self.augment is not None:
-            pixels = self.augment(pixels)
-        if self.mix is not None:
-            pixels, labels = self.mix(pixels, labels)
-        mean, std = (
-            torch.tensor(values).view(-1, 1, 1) for values in (self.processor.image_mean, self.processor.image_std)
-        )
-        return {"pixel_values": (pixels - mean) / std, "labels": labels}
+        pixels = torch.stack([row["pixel_values"] for row in rows])
+        labels = torch.tensor([row["labels"] for row in rows])
+        with drawn_by(pixels):
+            if self.augment is not None:
+                pixels = self.augment(pixels)
+            if self.mix is not None:
+                pixels, labels = self.mix(pixels, labels)
+        return {"pixel_values": (pixels - self.mean) / self.std, "labels": labels}
 
 
 def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
@@ -73,10 +81,10 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     label = find_column(train, "label_column", data_args.label_column, "label", "fine_label", "labels", "class")
     train, test = check_images(train, image), check_images(test, image)
     train, test, names = encode_labels(train, test, label)
-    columns = image, label
     config = model_args.config("image", problem_type="single_label_classification", **label_names(names))
     model = build_model(model_args, MODELS, config)
     processor = image_processor(config, model_args.model_name_or_path)
+    prepare = partial(prepare_rows, processor=processor, image=image, label=label)
     augment = augmentations(
         config.image_shape, data_args.augmentation, data_args.randaugment_magnitude, data_args.erasing
     )
@@ -86,10 +94,10 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
     trainer = ExampleTrainer(
         model=model,
         args=args,
-        train_dataset=train,
-        eval_dataset=test,
-        data_collator=ImageCollator(processor, columns, augment, mix),
-        eval_collator=ImageCollator(processor, columns),
+        train_dataset=train.with_transform(prepare),
+        eval_dataset=test.with_transform(prepare),
+        data_collator=ImageCollator(processor, augment, mix),
+        eval_collator=ImageCollator(processor),
         processing_class=processor,
         compute_metrics=class_metrics("accuracy", from_hub=args.hub_metrics),
         compute_loss_func=None if model_args.model_type == "itnet" else peer_loss(args.label_smoothing_factor),

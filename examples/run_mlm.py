@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import check_texts, find_column, load_train_and_eval
+from common.draws import drawn_by
 from common.losses import peer_loss
 from common.peers import bert_config
 from common.runs import build_model, run, start
@@ -44,7 +44,7 @@ class MaskedLMArguments(DataArguments):
 
 
 def block(stream: np.ndarray, index: int, length: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    """[CLS], ``length`` - 2 tokens of the stream, [SEP]."""
+    """Returns [CLS], ``length`` - 2 tokens of the stream, [SEP]."""
     inner = length - 2
     ids = stream[index * inner : (index + 1) * inner].tolist()
     return {"input_ids": [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]}
@@ -75,11 +75,10 @@ class PhasedBlocks(IterableDataset):
 
 
 class SeededMasking(DataCollatorForLanguageModeling):
-    """The same masks at every evaluation, whatever happened before."""
+    """Masks that follow from the tokens of a batch: the same ones at every evaluation and in a run that is resumed."""
 
     def __call__(self, features, return_tensors=None):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sum(features[0]["input_ids"]))
+        with drawn_by(row["input_ids"] for row in features):
             return super().__call__(features, return_tensors)
 
 
@@ -107,14 +106,12 @@ def main(recipe: dict | None = None, options: list[str] | None = None) -> None:
         args.max_steps = max(1, round(args.num_train_epochs * len(train) / (lengths[0] - 2) / batch))
     first_steps = data_args.first_phase_steps if data_args.second_seq_length else 0
     config = model_args.config("text", vocab_size=len(tokenizer), max_position_embeddings=max(lengths))
-    masking = {"tokenizer": tokenizer, "mlm_probability": data_args.mlm_probability}
     trainer = ExampleTrainer(
         model=build_model(model_args, MODELS, config),
         args=args,
         train_dataset=PhasedBlocks(train, tokenizer, lengths, first_steps * batch, args.seed),
         eval_dataset=blocks(test, lengths[1], tokenizer),
-        data_collator=DataCollatorForLanguageModeling(**masking),
-        eval_collator=SeededMasking(**masking),
+        data_collator=SeededMasking(tokenizer=tokenizer, mlm_probability=data_args.mlm_probability),
         processing_class=tokenizer,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         compute_metrics=token_accuracy,

@@ -36,7 +36,7 @@ PAIRS = {
 
 
 def truth(label) -> int:
-    """0 or 1, of a class number, a boolean or its name."""
+    """Returns 0 or 1, of a class number, a boolean or its name."""
     return int(label.lower() == "true") if isinstance(label, str) else int(label)
 
 

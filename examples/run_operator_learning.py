@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import find_data, held_out_rows
+from common.draws import drawn_by
 from common.runs import Models, build_model, run, start
 from common.trainer import ExampleTrainer
 from torch import Tensor
@@ -48,7 +49,7 @@ class OperatorDataArguments(DataArguments):
 
 
 def grid(side: int, dim: int) -> Tensor:
-    """Nodes i / side of a regular grid on [0, 1)^dim, row by row: [side^dim, dim].
+    """Returns nodes i / side of a regular grid on [0, 1)^dim, row by row: [side^dim, dim].
 
     That is where the solutions are sampled: every second node of the 32 x 32 grid is one of the 16 x 16 grid.
     """
@@ -57,7 +58,7 @@ def grid(side: int, dim: int) -> Tensor:
 
 
 def read(path: Path, problem: str, limit: int | None) -> Rows:
-    """Input and solution [n, 1] per sample, and the positions [n, s] that all share."""
+    """Returns input and solution [n, 1] per sample, and the positions [n, s] that all share."""
     with np.load(path) as arrays:
         inputs, solutions = (torch.from_numpy(arrays[name].astype(np.float32))[:limit] for name in ("x", "y"))
     if problem == "burgers":
@@ -68,7 +69,7 @@ def read(path: Path, problem: str, limit: int | None) -> Rows:
 
 
 def read_own(path: Path, limit: int | None) -> Rows:
-    """Rows of a file in the layout that the head of this file describes."""
+    """Reads rows of a file in the layout that the head of this file describes."""
     if not path.is_file():
         found = sorted(file.stem for file in path.parent.glob("*.npz"))
         raise ValueError(f"no {path.name} in {path.parent}: there are {found}")
@@ -169,7 +170,8 @@ class OperatorCollator:
                 batch[name] = rows[0][name] if is_shared else torch.stack([row[name] for row in rows])
         if self.num_queries is not None:
             places = batch.get("query_positions", batch["positions"])
-            asked = torch.randperm(places.shape[-2])[: self.num_queries]
+            with drawn_by([batch["labels"]]):
+                asked = torch.randperm(places.shape[-2])[: self.num_queries]
             batch |= {"query_positions": places[..., asked, :], "labels": batch["labels"][:, asked]}
         return batch
 
@@ -194,7 +196,7 @@ def models(model_type: str) -> Models:
 
 
 def load(data: OperatorDataArguments) -> tuple[Rows, dict[int, Rows]]:
-    """Training rows, and those to evaluate on by the side of their grid, which for `own` data means nothing."""
+    """Returns training rows, and those to evaluate on by the side of their grid, which `own` data do not have."""
     folder, is_own = find_data(data.dataset), data.problem == "own"
     if folder is None or not folder.is_dir():
         raise ValueError(f"`dataset` ({data.dataset!r}) must be a folder of npz files")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from common.arguments import DataArguments, ExampleTrainingArguments, ModelArguments, parse
 from common.data import encode_labels, find_column, label_names, load_train_and_eval
+from common.draws import drawn_by
 from common.metrics import class_metrics
 from common.peers import PointNet, PointTransformer
 from common.runs import build_model, run, start
@@ -34,7 +35,7 @@ class PointDataArguments(DataArguments):
 
 
 def read_clouds(rows: Dataset) -> list[dict]:
-    """Rows with points as float32 arrays [n, 3], made once: decoding nested lists takes longer than training."""
+    """Returns rows with points as float32 arrays [n, 3], made once: decoding lists takes longer than training."""
     points = rows.with_format("arrow")[:]["points"].combine_chunks()
     points = getattr(points, "storage", points)  # of an Array2D column
     flat = points.flatten().flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, 3)
@@ -51,8 +52,8 @@ class PointCollator:
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         clouds = [np.asarray(row["points"], dtype=np.float32) for row in rows]
-        # Seeded by torch, which the Trainer seeds for each batch: a resumed run draws what the first would have drawn.
-        generator = np.random.default_rng(int(torch.randint(2**31, ()))) if self.is_training else None
+        with drawn_by(clouds):
+            generator = np.random.default_rng(int(torch.randint(2**31, ()))) if self.is_training else None
         batch = self.processor(clouds, augment=self.augment, generator=generator, return_tensors="pt")
         return {**batch, "labels": torch.tensor([int(row["label"]) for row in rows])}
 

@@ -42,7 +42,7 @@ class VQADataArguments(ImageTextDataArguments):
 
 
 def answers_of(row: dict, names: list[str] | None) -> list[str]:
-    """What people said: a list of one where the data know one answer only."""
+    """Returns what people said, a list of one where the data know one answer only."""
     if "answers" in row:
         return [given["answer"] if isinstance(given, dict) else given for given in row["answers"]]
     return [names[row["answer"]] if names is not None else str(row["answer"]).strip().lower()]

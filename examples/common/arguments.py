@@ -67,7 +67,7 @@ class ModelArguments:
         return {**self.config_overrides, **mode}
 
     def config(self, modality: str, **task: Any) -> ITNetConfig:
-        """The configuration: of the preset or the checkpoint, then what the task demands, then the overrides.
+        """Returns the configuration: of the preset or the checkpoint, then what the task demands, then the overrides.
 
         A checkpoint keeps its sizes. If they cannot hold what the task needs, that is an error.
         """
@@ -151,13 +151,13 @@ class ExampleTrainingArguments(TrainingArguments):
 
 
 def nearest(name: str, known) -> str:
-    """The end of an error message: the known name that is most like a wrong one, if any is."""
+    """Returns the end of an error message: the known name that is most like a wrong one, if any is."""
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f", did you mean {found[0]!r}?" if found else ""
 
 
 def parse(*classes: type, recipe: dict[str, Any] | None = None, options: list[str] | None = None) -> tuple:
-    """One instance per dataclass, of a recipe, as `read_recipe` returns it, and of options, which win.
+    """Returns one instance per dataclass, of a recipe, as `read_recipe` returns it, and of options, which win.
 
     Without a recipe both come from the command line, where the first word may be the file of one. What is wrong with
     them is then said in one line, and the script ends.
@@ -200,7 +200,7 @@ def _instances(classes: Sequence[type], recipe: dict[str, Any], options: list[st
 
 
 def _given(parser: HfArgumentParser, options: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The options that a user gave, without any default, and the words that are none."""
+    """Returns the options that a user gave, without any default, and the words that are none."""
 
     def fail(message: str) -> None:
         raise ValueError(message)
@@ -214,7 +214,7 @@ def _given(parser: HfArgumentParser, options: list[str]) -> tuple[dict[str, Any]
 
 
 def _names(classes: Sequence[type], script: str, source: str | None) -> str:
-    """The end of an error message: which options there are."""
+    """Returns the end of an error message: which options there are."""
     general = {each.name for each in dataclasses.fields(TrainingArguments)}
     own = dict.fromkeys(each.name for cls in classes for each in dataclasses.fields(cls) if each.init)
     whose = f"{script}, the script of {source}," if source else script
@@ -222,7 +222,8 @@ def _names(classes: Sequence[type], script: str, source: str | None) -> str:
 
 
 def _typed(action: Action, value: Any, source: str) -> Any:
-    """A value of a recipe as the command line would read it: 3e-3 is text for YAML, but a number for learning_rate."""
+    """Returns a value of a recipe as the command line would read it: 3e-3 is text for YAML, but a number for a
+    learning rate."""
     if value is None or (isinstance(value, dict) and action.type is str):  # a string or, in files, a mapping
         return value
     try:
@@ -239,7 +240,7 @@ def _typed(action: Action, value: Any, source: str) -> Any:
 
 
 def with_options(recipe: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with the options that a user gave in place of its own.
+    """Returns a recipe with the options that a user gave in place of its own.
 
     Settings in --config_overrides join those of the recipe one by one. Where the user names a checkpoint, the model
     that the recipe describes is not built: of its settings only the measure of image and text stays.

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 def augmentations(size: tuple[int, int], kind: str, magnitude: int, erasing: float) -> nn.Module:
-    """Pixels in [0, 1] to pixels in [0, 1].
+    """Returns a module that turns pixels in [0, 1] into pixels in [0, 1].
 
     "none"; "light": a shifted crop and a flip; "flip": the flip alone; "rand": crop of random size, flip and
     RandAugment with two operations of a magnitude out of 30 (Table hp_imagenet). `erasing` is the probability that a
@@ -41,7 +41,7 @@ class MixImages:
         self.num_labels = num_labels
 
     def __call__(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """pixels [B, C, H, W], labels [B] -> mixed pixels, and the share of every class in them [B, num_labels]."""
+        """Mixes pixels [B, C, H, W] with labels [B]; returns both, labels as shares of classes [B, num_labels]."""
         mix, alpha = self.kinds[int(torch.randint(len(self.kinds), ()))]
         pixels, (first, second, share) = mix(pixels, labels, alpha)
         own, other = (F.one_hot(classes.long(), self.num_labels).float() for classes in (first, second))

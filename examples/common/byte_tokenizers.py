@@ -19,7 +19,7 @@ END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 
 
 def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """Token b is byte b; 256 ends a text, 257 is padding."""
+    """Returns a tokenizer whose token b is byte b; 256 ends a text, 257 is padding."""
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -28,7 +28,7 @@ def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
 
 
 def train_tokenizer(texts, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of ``vocab_size`` tokens, fewer if the texts have not as many pieces that occur twice."""
+    """Trains a byte-level BPE of ``vocab_size`` tokens, or fewer if not as many pieces occur twice."""
     if vocab_size < 258:
         raise ValueError(f"`vocab_size` ({vocab_size}) must be at least 258: 256 bytes, end of text and padding")
     tokenizer = Tokenizer(models.BPE())
@@ -45,7 +45,7 @@ def train_tokenizer(texts, vocab_size: int, max_length: int) -> PreTrainedTokeni
 
 
 def _wrapped(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """Special tokens get the next two ids. Padding is on the left, where `generate` wants it."""
+    """Gives special tokens the next two ids. Padding is on the left, where `generate` wants it."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -60,7 +60,7 @@ def _wrapped(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
 def load_causal_tokenizer(
     name: str, rows: Dataset, column: str, vocab_size: int, max_length: int, args: ExampleTrainingArguments
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by its name: "bytes", "train" for one of the texts in ``column``, a folder, or a Hub model."""
+    """Loads a tokenizer by its name: "bytes", "train" for one of the texts in ``column``, a folder, or a Hub model."""
     check_texts(rows, column)
     if name == "bytes":
         return byte_tokenizer(max_length)

@@ -26,7 +26,7 @@ BUNDLED = {"data/fashion_mnist": "examples/data/fashion_mnist_small"}
 
 
 def find_data(name: str) -> Path | None:
-    """Folder or file of a dataset, in the working folder or in the repository; None for what may be a Hub id.
+    """Returns folder or file of a dataset, in the working folder or in the repository; None for what may be a Hub id.
 
     What recipes call data/<name> is not part of the repository: a smaller bundled version stands in for it, if there
     is one, and otherwise the error says how to get it.
@@ -50,7 +50,7 @@ def find_data(name: str) -> Path | None:
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Name of a split -> its file or its folder of images."""
+    """Returns name of a split -> its file or its folder of images."""
     found = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in READERS}
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name not in found and _has_pictures(path):
@@ -63,12 +63,12 @@ def _has_pictures(folder: Path) -> bool:
 
 
 def _is_class_folder(folder: Path) -> bool:
-    """<class>/*.png, the pictures directly inside."""
+    """Says whether a folder is <class>/*.png, with the pictures directly inside."""
     return any(path.suffix.lower() in PICTURES for path in folder.iterdir())
 
 
 def load_split(data: DataArguments, split: str, limit: int | None = None) -> Dataset:
-    """One split, or its first ``limit`` rows. Names of Hub datasets joined by + are read one after the other."""
+    """Loads one split, or its first ``limit`` rows. Names of Hub datasets joined by + are read one after the other."""
     path = find_data(data.dataset)
     rows = _from_hub(data, split) if path is None else _from_files(path, data, split)
     if not len(rows):
@@ -130,7 +130,7 @@ def _is_sorted(values) -> bool:
 
 
 def held_out_rows(count: int, share: float) -> tuple[range, range]:
-    """Numbers of the rows to train on and, the last ``share`` of them, of those to evaluate on instead of the test."""
+    """Returns the rows to train on and, the last ``share`` of them, those to evaluate on instead of the test."""
     kept = count - round(share * count)
     if not 0 < kept < count:
         raise ValueError(f"`holdout` ({share}) must leave some of the {count} training rows for either use")
@@ -138,12 +138,12 @@ def held_out_rows(count: int, share: float) -> tuple[range, range]:
 
 
 def evaluated_rows(data: DataArguments) -> str:
-    """Which rows a score is of: a split, or the held-out part of the training rows."""
+    """Returns which rows a score is of: a split, or the held-out part of the training rows."""
     return f"last {data.holdout:.0%} of {data.train_split}" if data.holdout else data.eval_split
 
 
 def find_column(rows: Dataset, option: str, given: str | None, *candidates: str) -> str:
-    """The column that an option names or, without it, the first of those that datasets use for the same thing."""
+    """Returns the column that an option names or, without it, the first of its usual names in the data."""
     names = (given,) if given is not None else candidates
     found = next((name for name in names if name in rows.column_names), None)
     if found is None:
@@ -153,7 +153,7 @@ def find_column(rows: Dataset, option: str, given: str | None, *candidates: str)
 
 
 def encode_labels(train: Dataset, test: Dataset, column: str) -> tuple[Dataset, Dataset, list[str]]:
-    """Classes as numbers in both sets, and their names, by the training rows.
+    """Returns both sets with classes as numbers, and the names of these, by the training rows.
 
     Classes may be given as names (strings or booleans), as numbers 0, 1, ..., or as a `ClassLabel`. The evaluation
     rows are matched by name, so that a class which they lack changes nothing; one that only they have is an error.
@@ -183,7 +183,7 @@ def encode_labels(train: Dataset, test: Dataset, column: str) -> tuple[Dataset, 
 
 
 def _label_texts(rows: Dataset, column: str) -> list[str]:
-    """Every label as a string, a `ClassLabel` by its name."""
+    """Returns every label as a string, a `ClassLabel` by its name."""
     feature = rows.features[column]
     values = rows.with_format(None)[column][:]
     if any(value is None for value in values):
@@ -208,7 +208,7 @@ def check_texts(rows: Dataset, *columns: str) -> None:
 
 
 def check_images(rows: Dataset, column: str) -> Dataset:
-    """Rows whose column decodes to images: strings are the paths of image files."""
+    """Returns rows whose column decodes to images: strings are the paths of image files."""
     feature = rows.features[column]
     if isinstance(feature, Value) and feature.dtype in ("string", "large_string"):
         return rows.cast_column(column, Image())
@@ -225,5 +225,5 @@ def check_numbers(rows: Dataset, column: str) -> None:
 
 
 def label_names(names: list[str]) -> dict[str, dict]:
-    """What a configuration wants to know about classes."""
+    """Returns what a configuration wants to know about classes."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}

@@ -16,7 +16,7 @@ from .text import load_tokenizer
 
 
 def image_processor(config: ITNetConfig, checkpoint: str | None = None) -> ITNetImageProcessor:
-    """What makes images for a model: the checkpoint's own processor, or one of the size of the configuration."""
+    """Returns what makes images for a model: the checkpoint's own processor, or one of the configuration's size."""
     if checkpoint is not None and (Path(checkpoint) / "preprocessor_config.json").is_file():
         height, width = config.image_shape
         return ITNetImageProcessor.from_pretrained(checkpoint, size={"height": height, "width": width})
@@ -37,7 +37,7 @@ class ImageTextModelArguments(ModelArguments):
 
 
 def build_image_text_model(arguments: ImageTextModelArguments, classes: Models, config: ITNetConfig):
-    """A new model, one of a checkpoint, or one of an image and a text checkpoint (App. train_vqa)."""
+    """Returns a new model, one of a checkpoint, or one of an image and a text checkpoint (App. train_vqa)."""
     checkpoints = (arguments.image_checkpoint, arguments.text_checkpoint)
     if checkpoints == (None, None):
         return build_model(arguments, classes, config)
@@ -68,7 +68,7 @@ def prepare(
     text: str,
     labels: list[str],
 ) -> tuple[torch.nn.Module, ITNetProcessor, ITNetConfig]:
-    """The model for images and the texts in a column, its processor, and the configuration of ITNet.
+    """Returns the model for images and the texts in a column, its processor, and the configuration of ITNet.
 
     A model that starts from trained token embeddings reads with their tokenizer, and with the image processor of the
     checkpoint that it starts from.

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def peer_loss(label_smoothing: float = 0.0) -> Callable:
-    """A `compute_loss_func` for the Trainer: cross entropy with classes [...] or soft labels [..., C].
+    """Returns a `compute_loss_func` for the Trainer: cross entropy with classes [...] or soft labels [..., C].
 
     Labels are smoothed in training. The Trainer expects the batch's part of the mean over all batches of an optimizer
     step, on all processes: a plain mean would be multiplied by the number of processes and of accumulated batches.
@@ -27,7 +27,7 @@ def peer_loss(label_smoothing: float = 0.0) -> Callable:
 
 
 def next_token_loss(label_smoothing: float = 0.0) -> Callable:
-    """As `peer_loss`, of labels [B, n] that are the tokens themselves: each is predicted from those before it."""
+    """Does the same for labels [B, n] that are the tokens themselves: each is predicted from those before it."""
     loss = peer_loss(label_smoothing)
 
     def shifted(outputs, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 
 def _unless_constant(correlation: Callable) -> Callable:
-    """A correlation that is 0, not undefined, if the predictions are all the same."""
+    """Makes a correlation 0, not undefined, if the predictions are all the same."""
     return lambda labels, values: 0.0 if np.ptp(values) == 0 else correlation(labels, values).statistic
 
 
@@ -24,7 +24,7 @@ METRICS = {
 
 
 def load_metrics(names: tuple[str, ...], from_hub: bool = False) -> Callable[[np.ndarray, np.ndarray], dict]:
-    """A function from labels [N] and predictions [N] to the metrics by name."""
+    """Returns a function from labels [N] and predictions [N] to the metrics by name."""
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ValueError(f"`names` ({unknown[0]!r}) must be of {', '.join(METRICS)}")
@@ -35,7 +35,7 @@ def load_metrics(names: tuple[str, ...], from_hub: bool = False) -> Callable[[np
 
 
 def class_metrics(*names: str, from_hub: bool = False) -> Callable:
-    """A `compute_metrics` for the Trainer that scores the class with the highest logit."""
+    """Returns a `compute_metrics` for the Trainer that scores the class with the highest logit."""
     score = load_metrics(names, from_hub)
 
     def compute(prediction) -> dict[str, float]:
@@ -47,6 +47,6 @@ def class_metrics(*names: str, from_hub: bool = False) -> Callable:
 
 
 def value_metrics(*names: str, from_hub: bool = False) -> Callable:
-    """A `compute_metrics` for the Trainer that compares one number per sample with its target."""
+    """Returns a `compute_metrics` for the Trainer that compares one number per sample with its target."""
     score = load_metrics(names, from_hub)
     return lambda prediction: score(prediction.label_ids.reshape(-1), prediction.predictions.reshape(-1))

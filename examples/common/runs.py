@@ -1,5 +1,6 @@
 """One training run: train or resume, evaluate, save the model and its card, write what was measured as JSON."""
 
+import atexit
 import json
 import math
 import os
@@ -25,12 +26,25 @@ from .arguments import DataArguments, ExampleTrainingArguments, ModelArguments
 from .data import evaluated_rows, find_data
 from .trainer import ExampleTrainer
 
+
+@atexit.register
+def leave_process_group() -> None:
+    """Ends what torchrun began.
+
+    A thread of gloo that has just finished a collective still holds its tensors and needs the interpreter to let go of
+    them. If the interpreter ends first, that thread aborts the process; if the group does, both wait for each other.
+    """
+    if torch.distributed.is_initialized():
+        time.sleep(0.5)
+        torch.distributed.destroy_process_group()
+
+
 #: Name -> class of a model, with a function that makes its configuration of ITNet's, unless it takes that itself.
 Models = dict[str, type | tuple[type, Callable]]
 
 
 def build_model(arguments: ModelArguments, classes: Models, config: ITNetConfig) -> torch.nn.Module:
-    """The model that --model_type names.
+    """Returns the model that --model_type names.
 
     ``config`` is that of the checkpoint, if one is named. A peer's checkpoint brings its own; only the labels are the
     task's.
@@ -50,7 +64,7 @@ def build_model(arguments: ModelArguments, classes: Models, config: ITNetConfig)
 
 
 def load_checkpoint(model_class: type[PreTrainedModel], arguments: ModelArguments, **settings) -> PreTrainedModel:
-    """The model of --model_name_or_path; weights that do not fit are an error unless they are to be made anew."""
+    """Returns the model of --model_name_or_path; weights that do not fit are an error unless made anew."""
     name, anew = arguments.model_name_or_path, arguments.ignore_mismatched_sizes
     try:
         return model_class.from_pretrained(name, ignore_mismatched_sizes=anew, **settings)
@@ -111,7 +125,7 @@ def run(
     write_results(args, results)
     if trainer.is_world_process_zero():
         print(json.dumps(results["metrics"]))
-    save(trainer, data_arguments, results)
+    save(trainer, results)
     return results
 
 
@@ -124,7 +138,8 @@ def write_results(args: ExampleTrainingArguments, results: dict) -> None:
 
 
 def last_checkpoint(trainer: ExampleTrainer, *arguments: ModelArguments | DataArguments) -> str | None:
-    """The newest checkpoint in the output folder, if it is one of this very run; one of another run is an error.
+    """Returns the newest checkpoint in the output folder if it is one of this very run; one of another run is an
+    error.
 
     A run is the same if its script, model and training data are. With --overwrite_output_dir old checkpoints go.
     """
@@ -156,13 +171,10 @@ def last_checkpoint(trainer: ExampleTrainer, *arguments: ModelArguments | DataAr
     return checkpoint
 
 
-def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) -> None:
-    """The model as evaluated, and its card."""
+def save(trainer: ExampleTrainer, results: dict) -> None:
+    """Saves the model as it was evaluated, and its card."""
     folder = Path(trainer.args.output_dir)
-    if trainer.weight_average:
-        with trainer.weight_average.applied():
-            trainer.save_model()
-    else:
+    with trainer.averaged():
         trainer.save_model()
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_world_process_zero() and isinstance(model, ITNetPreTrainedModel):
@@ -182,7 +194,7 @@ def save(trainer: ExampleTrainer, data_arguments: DataArguments, results: dict) 
 
 
 def command() -> str:
-    """How to repeat this run: its command line, of the script or of `itnet train`, without where the output went."""
+    """Returns how to repeat this run: the command line of the script or of `itnet train`, without the output."""
     outputs = ("output_dir", "results_file", "disable_tqdm")
     program, *given = sys.argv
     words = ["itnet"] if Path(program).stem == "itnet" else ["python", program]
@@ -197,7 +209,7 @@ def command() -> str:
 
 
 def start(args: ExampleTrainingArguments) -> None:
-    """Seeds, before anything random is made."""
+    """Seeds the random numbers, before anything random is made."""
     set_seed(args.seed)
     transformers.logging.set_verbosity_warning()
 
@@ -207,7 +219,7 @@ def _rounded(value: float) -> float:
 
 
 def _peak_memory_mb() -> float:
-    """Of the GPU, or of the whole process."""
+    """Returns the peak memory of the GPU, or of the whole process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     try:

@@ -21,7 +21,7 @@ def token_streams(
     end: int | str,
     args: ExampleTrainingArguments,
 ) -> list[np.ndarray]:
-    """`token_stream` of each part, in files of the output folder that other texts or tokens do not share."""
+    """Returns `token_stream` of each part, in files of the output folder that other texts or tokens do not share."""
     folder, vocabulary = Path(args.output_dir) / "tokens", sorted(tokenizer.get_vocab().items())
     with args.main_process_first(desc="tokenising"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def token_stream(
     path: Path,
     args: ExampleTrainingArguments,
 ) -> np.ndarray:
-    """All tokens in one row; in a file, so that a corpus need not fit in memory: [N].
+    """Returns all tokens in one row [N], in a file, so that a corpus need not fit in memory.
 
     ``end`` stands after each text: a token, or letters unless the text has them already. Blank texts are left out.
     """
@@ -64,7 +64,8 @@ def ended(text: str, end: str) -> str:
 
 
 def count_bytes(rows: Dataset, column: str, end: int | str) -> int:
-    """UTF-8 bytes of the texts that `token_stream` makes tokens of. A token at the end of each counts as a byte."""
+    """Counts the UTF-8 bytes of the texts that `token_stream` makes tokens of, and one for the token at the end of
+    each."""
     total = 0
     for batch in rows.iter(batch_size=1000):
         for text in batch[column]:
@@ -97,7 +98,7 @@ class TokenBlocks(TorchDataset):
 
 
 def collate_blocks(blocks: list[Tensor]) -> dict[str, Tensor]:
-    """input_ids and labels [B, n]. The first token of a block has no label: losses shift labels by one."""
+    """Makes input_ids and labels [B, n]. The first token of a block has no label: losses shift labels by one."""
     ids = torch.stack(blocks)
     labels = ids.clone()
     labels[:, 0] = -100

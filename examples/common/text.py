@@ -13,7 +13,7 @@ from .data import check_texts
 
 
 def texts_key(rows: Dataset, columns: tuple[str, ...], *settings) -> str:
-    """A name for what is made of these texts with these settings: other texts, another name."""
+    """Returns a name for what is made of these texts with these settings: other texts have another name."""
     digest = hashlib.sha256(repr(settings).encode())
     for batch in rows.select_columns(list(columns)).iter(batch_size=1000):
         for column in columns:
@@ -23,7 +23,7 @@ def texts_key(rows: Dataset, columns: tuple[str, ...], *settings) -> str:
 
 
 def must_make(path: Path, args: ExampleTrainingArguments) -> bool:
-    """Whether a file is to be made: it is not there, or --overwrite_output_dir asks for a new one."""
+    """Says whether a file is to be made: it is not there, or --overwrite_output_dir asks for a new one."""
     return not path.is_file() or (args.overwrite_output_dir and args.local_process_index == 0)
 
 
@@ -35,7 +35,7 @@ def trained_once(
     vocab_size: int,
     args: ExampleTrainingArguments,
 ) -> Path:
-    """The ``file`` of a tokenizer that ``train`` writes, from the texts in ``columns``, to a folder.
+    """Returns the ``file`` of a tokenizer that ``train`` writes, from the texts in ``columns``, to a folder.
 
     It stays in the output folder under a name that depends on the texts, so that a run which resumes finds it again
     and a run on other texts does not.
@@ -57,7 +57,7 @@ def load_tokenizer(
     max_length: int,
     args: ExampleTrainingArguments,
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by the name of a vocab.txt, a folder or a Hub model; "train" makes one of the ``columns``."""
+    """Loads a tokenizer by the name of a vocab.txt, a folder or a Hub model; "train" makes one of the ``columns``."""
     check_texts(rows, *columns)
 
     def train(texts: Iterator[str], folder: Path) -> None:

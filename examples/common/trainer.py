@@ -1,6 +1,6 @@
 """The Trainer of the scripts: AdamW groups of ITNet, an EMA of the weights, augmentation in training only."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -11,8 +11,6 @@ from transformers import TrainerCallback
 
 from modeling_itnet import ITNetPreTrainedModel, optimizer_param_groups
 from modeling_itnet.training.trainer import ITNetTrainer
-
-from .seeded_rows import SeededCollator, numbered
 
 EMA_FILE = "ema.safetensors"
 
@@ -46,7 +44,7 @@ class WeightAverage(TrainerCallback):
 
     @contextmanager
     def applied(self):
-        """The model holds the average inside, and its own weights again outside."""
+        """Lets the model hold the average inside, and its own weights again outside."""
         weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
         self._load(self.average or weights)
         try:
@@ -64,18 +62,16 @@ class ExampleTrainer(ITNetTrainer):
     """ITNetTrainer with another collator for evaluation and, if asked for, an average of the weights to evaluate.
 
     Args:
-        train_dataset, data_collator: Rows and what makes batches of them; it may augment by torch's random numbers.
         eval_collator: Collates evaluation batches, if not as in training.
         kwargs: Arguments of Trainer. `args` is an `ExampleTrainingArguments`.
     """
 
-    def __init__(self, *, train_dataset, data_collator, eval_collator=None, **kwargs):
-        seeded = SeededCollator(data_collator, kwargs["args"].seed)
-        super().__init__(train_dataset=numbered(train_dataset), data_collator=seeded, **kwargs)
+    def __init__(self, *, eval_collator=None, **kwargs):
+        super().__init__(**kwargs)
         if not isinstance(self.accelerator.unwrap_model(self.model), ITNetPreTrainedModel):
             # Peers accept `num_items_in_batch` and ignore it: their losses are means over the batch.
             self.model_accepts_loss_kwargs = False
-        self.eval_collator = eval_collator or data_collator
+        self.eval_collator = eval_collator or self.data_collator
         self.weight_average = None
         if self.args.ema_decay is not None:
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
@@ -95,6 +91,10 @@ class ExampleTrainer(ITNetTrainer):
         finally:
             self.data_collator = collator
 
+    def averaged(self) -> AbstractContextManager:
+        """Lets the model hold the average of its weights inside, if there is one."""
+        return self.weight_average.applied() if self.weight_average else nullcontext()
+
     def evaluate(self, *args, **kwargs):
-        with self.weight_average.applied() if self.weight_average else nullcontext():
+        with self.averaged():
             return super().evaluate(*args, **kwargs)

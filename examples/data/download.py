@@ -49,7 +49,7 @@ class DownloadError(Exception):
 
 
 def from_hub(folder: Path, name: str, config: str | None = None, rename: dict[str, str] | None = None) -> None:
-    """All splits of a Hub dataset; columns in ``rename`` get the name that the scripts expect."""
+    """Loads all splits of a Hub dataset; columns in ``rename`` get the name that the scripts expect."""
     for split, rows in load_dataset(name, config).items():
         for old, new in (rename or {}).items():
             rows = rows.rename_column(old, new)
@@ -62,7 +62,7 @@ def glue(folder: Path) -> None:
 
 
 def easy_vqa(folder: Path) -> None:
-    """From the package easy-vqa, which holds its images."""
+    """Reads the package easy-vqa, which holds its images."""
     try:
         import easy_vqa as package
     except ImportError as error:
@@ -78,7 +78,7 @@ def easy_vqa(folder: Path) -> None:
 
 
 def nlvr(folder: Path, source: Path | None) -> None:
-    """From a clone of lil-lab/nlvr: six orders of the boxes per training sentence, the first one elsewhere."""
+    """Reads a clone of lil-lab/nlvr: six orders of the boxes per training sentence, the first one elsewhere."""
     if source is None or not (source / "nlvr").is_dir():
         raise DownloadError(
             "nlvr comes as a repository: git clone --depth 1 https://github.com/lil-lab/nlvr, then --source nlvr"
@@ -98,7 +98,7 @@ def nlvr(folder: Path, source: Path | None) -> None:
 
 
 def modelnet(folder: Path, name: str) -> None:
-    """ModelNet10 or 40 by PyTorch Geometric: points drawn on the surfaces by area, mean 0, in the unit ball."""
+    """Gets ModelNet10 or 40 by PyTorch Geometric: points drawn on the surfaces by area, mean 0, in the unit ball."""
     from torch_geometric.datasets import ModelNet
     from torch_geometric.transforms import SamplePoints
 
@@ -114,7 +114,7 @@ def modelnet(folder: Path, name: str) -> None:
 
 
 def graphs(folder: Path) -> None:
-    """MUTAG and PROTEINS of TUDataset by PyTorch Geometric."""
+    """Gets MUTAG and PROTEINS of TUDataset by PyTorch Geometric."""
     from torch_geometric.datasets import TUDataset
 
     for name in ("MUTAG", "PROTEINS"):
@@ -134,7 +134,7 @@ def graphs(folder: Path) -> None:
 
 
 def pde(folder: Path) -> None:
-    """Darcy flow and Burgers' equation, as the neuraloperator library ships them."""
+    """Gets Darcy flow and Burgers' equation, as the neuraloperator library ships them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in PDE_FILES:
         with urllib.request.urlopen(f"{PDE}/{name}.pt", timeout=60) as answer:
@@ -190,7 +190,7 @@ def gutenberg(folder: Path) -> None:
 
 
 def paragraphs(book: str) -> tuple[str, list[str]]:
-    """Title and paragraphs, each in one line, of a text file of Project Gutenberg."""
+    """Returns title and paragraphs, each in one line, of a text file of Project Gutenberg."""
     head, begin, rest = re.split(r"^(\*\*\* ?START OF .*)$", book.replace("\r\n", "\n"), maxsplit=1, flags=re.M)
     title = re.search(r"^Title: (.*)$", head, flags=re.M)
     body = re.split(r"^\*\*\* ?END OF ", rest, maxsplit=1, flags=re.M)[0]
@@ -199,7 +199,7 @@ def paragraphs(book: str) -> tuple[str, list[str]]:
 
 
 def save(rows: Dataset, path: Path) -> None:
-    """Whole or not at all: an interrupted download leaves no file that looks finished."""
+    """Saves whole or not at all: an interrupted download leaves no file that looks finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     rows.to_parquet(part)

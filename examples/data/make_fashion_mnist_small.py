@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "fashion_mnist_small"
 
 
 def balanced_rows(labels: list[int], count: int, seed: int) -> np.ndarray:
-    """``count`` shuffled row numbers with equally many rows of every class."""
+    """Returns ``count`` shuffled row numbers with equally many rows of every class."""
     order = np.random.default_rng(seed).permutation(len(labels))
     classes, in_order = np.unique(labels), np.asarray(labels)[order]
     per_class = [order[in_order == label][: count // len(classes)] for label in classes]
@@ -25,7 +25,7 @@ def balanced_rows(labels: list[int], count: int, seed: int) -> np.ndarray:
 
 
 def stored_png(example: dict) -> dict:
-    """A PNG without compression of its own: parquet compresses many of them together, which is a fifth smaller."""
+    """Returns an uncompressed PNG: parquet compresses many of them together, which is a fifth smaller."""
     buffer = BytesIO()
     example["image"].save(buffer, format="PNG", compress_level=0)
     return {"image": {"bytes": buffer.getvalue(), "path": None}}

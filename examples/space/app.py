@@ -28,7 +28,7 @@ MOST_POINTS = 1024
 
 @cache
 def opened(folder: Path):
-    """The model of a checkpoint and its first processor."""
+    """Returns the model of a checkpoint and its first processor."""
     processors = read_processors(folder)
     if not processors:
         raise ValueError(f"{folder} has no processor or tokenizer")
@@ -37,14 +37,14 @@ def opened(folder: Path):
 
 @cache
 def untrained_text_model() -> Path:
-    """A folder with a small text model that was never trained."""
+    """Makes a folder with a small text model that was never trained."""
     folder = Path(tempfile.mkdtemp()) / "itnet-tiny-text-untrained"
     create_checkpoint("itnet-tiny", folder, task="masked-lm", integration_mode="exact", kernel_init_scale=1.0)
     return folder
 
 
 def explore(folder: Path, item) -> str:
-    """The page of one input, in a frame."""
+    """Returns the page of one input, in a frame."""
     model, processor = opened(folder)
     batch = process(processor, model.config, [item])
     tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
@@ -56,7 +56,7 @@ def explore(folder: Path, item) -> str:
 
 
 def build(image: Path, text: Path | None, cloud: Path) -> gr.Blocks:
-    """The app, with a tab for each modality."""
+    """Builds the app, with a tab for each modality."""
 
     def show_image(picture: Image.Image | None) -> str:
         if picture is None:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -91,3 +92,5 @@ def main(folder: Path, what: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
+    time.sleep(0.5)  # threads of gloo let go of their last tensors meanwhile: see examples/common/runs.py
+    torch.distributed.destroy_process_group()

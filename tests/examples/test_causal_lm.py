@@ -138,6 +138,12 @@ class TestPeers:
         model_class, config_of = peers.CAUSAL_PEERS[name]
         assert peers.count_parameters(model_class, config_of(config)) == found
 
+    def test_settings_of_its_own(self, peers, config):
+        """Embeddings of as many rows begin with the standard deviation that is asked for."""
+        model = peers.causal_peer("gpt2", initializer_range=0.3)(config)
+        weight = model.transformer.wte.weight
+        assert abs(weight.std().item() - 0.3) < 4 * 0.3 / (2 * weight.numel()) ** 0.5
+
     @pytest.mark.parametrize("target", [1, 40, 59, 60, 61, 1000])
     def test_nearest_size(self, peers, target):
         found = peers.nearest_size(lambda size: size**2, target, 3)

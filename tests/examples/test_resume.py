@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import TrainerCallback
@@ -88,3 +89,21 @@ def test_average_is_evaluated_and_saved(load_script, run_script, tiny_data, tmp_
             decay = (1 + step) / (10 + step)
             expected = decay * averages[step - 2][name] + (1 - decay) * steps[step - 1][name]
             assert_close(averages[step - 1][name], expected)
+
+
+def test_draws_follow_from_the_content_of_a_batch(load_script):
+    """In any global state, the same rows draw the same and others do not; the global state is left as it was."""
+    drawn_by = load_script("common.draws").drawn_by
+
+    def draw(*arrays):
+        with drawn_by(arrays):
+            return torch.rand(())
+
+    rows = torch.arange(6.0).reshape(2, 3)
+    torch.manual_seed(0)
+    first, state = draw(*rows), torch.get_rng_state()
+    torch.manual_seed(1)
+    assert draw(*rows.numpy()) == first
+    assert draw(*rows.flip(0)) != first
+    torch.manual_seed(0)
+    assert torch.equal(state, torch.get_rng_state())
