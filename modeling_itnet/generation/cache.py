@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from configuration_itnet import ITNetConfig
+from configuration_itnet import ITNetConfig, find_modality
 from itnet_kernels import LowRankState
 
 from ..domain import Domain
@@ -44,11 +44,11 @@ class ITNetCacheLayer:
     values = keys  # one tensor is both
 
     def with_new(self, heads: Tensor) -> Tensor:
-        """The kept features, and then those of new tokens [B, n, H, d_h]: [B, m + n, H, d_h]."""
+        """Returns the kept features, and then those of new tokens [B, n, H, d_h]: [B, m + n, H, d_h]."""
         return heads if self.features is None else torch.cat([self.features, heads], dim=1)
 
     def far_field(self, factors: "ITNetFactors", heads: Tensor, domain: Domain) -> Tensor:
-        """The integral over all tokens up to each of the new ones with a low-rank kernel; the states go along."""
+        """Returns the low-rank integral over all tokens up to each of the new ones, and moves the states on."""
         num_kept, count = 0 if self.features is None else self.features.shape[1], heads.shape[1]
         if self.state is None and num_kept > 0:
             self.state = _advance(factors, self.features, domain.past, self.start)
@@ -69,7 +69,7 @@ class ITNetCacheLayer:
         self.features = keys[:, self.num_dropped :].clone() if self.num_dropped else keys
 
     def select(self, indices: Tensor) -> None:
-        """Other samples in place of those that the batch has, by their numbers."""
+        """Puts other samples in place of those that the batch has, by their numbers."""
         if self.features is not None:
             self.features = self.features.index_select(0, indices.to(self.features.device))
         self.state, self.start = (_select_state(state, indices) for state in (self.state, self.start))
@@ -103,6 +103,8 @@ class ITNetCache(Cache):
     def __init__(self, config: ITNetConfig, spare: int = SPARE):
         if not config.is_causal:
             raise ValueError(f"`is_causal` ({config.is_causal}) must be True: only causal models have a cache")
+        if not find_modality(config.modality).has_tokens:
+            raise ValueError(f"`modality` ({config.modality!r}) has no tokens: only models of texts have a cache")
         super().__init__(layers=[ITNetCacheLayer() for _ in range(config.num_hidden_layers)])
         self.signature = _signature(config)
         self.spare = spare
@@ -120,7 +122,7 @@ class ITNetCache(Cache):
         self.measure: Tensor | None = None  # 1 for each real one of them, 0 for padding [B, m]
 
     def extend(self, domain: Domain) -> Domain:
-        """The domain of new tokens, behind those that the cache keeps. The layers are told what they may forget."""
+        """Returns the domain of new tokens, behind those kept, and tells the layers what they may forget."""
         # Any constant is a uniform measure to a causal operator, and pieces of every length agree on 1.
         measure = (domain.measure > 0).to(domain.measure.dtype)
         positions = domain.positions.expand(measure.shape[0], *domain.positions.shape[-2:])
@@ -140,7 +142,7 @@ class ITNetCache(Cache):
         return domain
 
     def _num_dropped(self, measure: Tensor) -> int:
-        """How many of the tokens [B, m] that are there need not be kept; none until that saves half of them."""
+        """Returns how many of the tokens [B, m] that are there need not be kept; 0 until that saves half of them."""
         if self.reach is None:
             return 0
         spare = max(self.spare, self.undoable) if self.records_past else self.spare
@@ -177,14 +179,14 @@ class ITNetCache(Cache):
             layer.cut(number)
 
     def activate_past_recording(self) -> None:
-        """From now on, all tokens since the last `crop` can be taken back."""
+        """Keeps all tokens since the last `crop` from now on, so that they can be taken back."""
         self.records_past, self.undoable = True, 0
 
     def is_recording_past(self, layer_idx: int = 0) -> bool:
         return self.records_past
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Sample `beam_idx[k]` becomes sample k."""
+        """Makes sample `beam_idx[k]` sample k."""
         if self.count is not None:
             self.count, self.positions, self.measure = (
                 tensor.index_select(0, beam_idx.to(tensor.device))
@@ -198,7 +200,7 @@ class ITNetCache(Cache):
         self.reorder_cache(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every sample `repeats` times, one after the other."""
+        """Repeats every sample `repeats` times, one after the other."""
         if self.batch_size > 0:
             self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
 
@@ -228,17 +230,17 @@ class ITNetCache(Cache):
             raise ValueError(f"`past_key_values` are on {self.positions.device}, but the new tokens on {device}")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens so far, padding included."""
+        """Returns the number of tokens so far, padding included."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is no limit."""
+        """Returns -1: there is no limit."""
         return -1
 
     get_max_cache_shape = get_max_length  # its name in earlier versions
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and first token of the attention mask that new tokens need."""
+        """Returns the length and the first token of the attention mask that new tokens need."""
         return self.length + query_length, 0
 
     @property
@@ -260,7 +262,7 @@ class ITNetCache(Cache):
 
 
 def _signature(config: ITNetConfig) -> dict[str, Any]:
-    """What models must agree on to share a cache."""
+    """Returns what models must agree on to share a cache."""
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "is_causal", "max_position_embeddings")
     signature = {name: getattr(config, name) for name in names}
     signature["integration_mode"] = mode = integration_mode(config, config.max_position_embeddings)
@@ -270,7 +272,7 @@ def _signature(config: ITNetConfig) -> dict[str, Any]:
 
 
 def _advance(factors: "ITNetFactors", heads: Tensor, domain: Domain, state: LowRankState | None) -> LowRankState:
-    """The state after more tokens; one query is asked, as there must be one."""
+    """Returns the state after more tokens. One query is asked, as there must be one."""
     count = heads.shape[1]
     return factors(heads, domain, queries=heads[:, -1:], query_domain=domain.span(count - 1, count), state=state)[1]
 

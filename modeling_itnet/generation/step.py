@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of decoding as a function of tensors: a token and the state before it -> logits and the state after it.
+"""Decodes one token as a function of tensors: a token and the state before it become logits and the state after it.
 
 `ITNetCache` grows, and decides by values what to keep. A graph that runs elsewhere can do neither, so here the state
 has a fixed size. It is all that the next token needs:
 
 | `integration_mode` | state of a layer |
 |---|---|
-| exact | the features of the last `capacity - 1` tokens |
+| exact, monte_carlo | the features of the last `capacity - 1` tokens |
 | near_far | those of the last `near_size - 1` tokens, and the state of the far field |
 | low_rank | the state of the kernel |
 
@@ -37,35 +37,29 @@ class DecodingStep(nn.Module):
 
     Args:
         model: it shares its weights, and is switched to evaluation.
-        capacity: tokens that an exact model sees, itself included; by default `max_position_embeddings`. Of a longer
-            text it sees the last ones.
+        capacity: tokens that a token of an exact or Monte Carlo model sees, itself included; by default
+            `max_position_embeddings`. Of a longer text it sees the last ones.
     """
 
     def __init__(self, model: ITNetForCausalLM, capacity: int | None = None):
         super().__init__()
         config = model.config
         mode = integration_mode(config, config.max_position_embeddings)
-        if mode not in ("exact", "near_far", "low_rank"):
+        self.has_far_field = mode in ("near_far", "low_rank")
+        if capacity is not None and (self.has_far_field or capacity < 2):
             raise ValueError(
-                f"`integration_mode` ({mode!r}) has no step of a fixed size: its anchors change with the number of "
-                "tokens. Name 'exact', which needs no other weights"
-            )
-        if capacity is not None and (mode != "exact" or capacity < 2):
-            raise ValueError(
-                f"`capacity` ({capacity}) must be 2 or more, and is for exact models; `integration_mode` is {mode!r}"
+                f"`capacity` ({capacity}) must be 2 or more, and is for exact and Monte Carlo models; "
+                f"`integration_mode` is {mode!r}"
             )
         self.model = model.eval()
         #: Tokens before a new one whose features are kept.
-        self.window = {
-            "exact": (capacity or config.max_position_embeddings) - 1,
-            "near_far": config.near_size - 1,
-            "low_rank": 0,
-        }[mode]
-        self.has_far_field = mode != "exact"
+        self.window = {"near_far": config.near_size - 1, "low_rank": 0}.get(
+            mode, (capacity or config.max_position_embeddings) - 1
+        )
 
     @property
     def state_names(self) -> list[str]:
-        """What the tensors of a state are, in their order."""
+        """The names of the tensors of a state, in their order."""
         config = self.model.config
         names = ["positions", "measure"] if self.window else []  # of the kept tokens
         own = ["features"] if self.window else []
@@ -74,11 +68,11 @@ class DecodingStep(nn.Module):
         return names + [f"layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in own]
 
     def initial_state(self, batch: int = 1) -> list[Tensor]:
-        """The state before the first token of ``batch`` texts: zeros, in the shapes of the module's description.
+        """Returns the state before the first token of ``batch`` texts, which is all zeros.
 
-        positions [B, m, 1] and measure [B, m] of the kept tokens, 1 for a token and 0 for a free place; of every layer
-        features [B, m, H, d_h], moments [B, H, r] or [B, H, r, d_h], mean [B, H, d_h], mass [B] and, of a kernel that
-        decays, position [B].
+        It holds positions [B, m, 1] and measure [B, m] of the kept tokens, 1 for a token and 0 for a free place; of
+        every layer features [B, m, H, d_h], moments [B, H, r] or [B, H, r, d_h], mean [B, H, d_h], mass [B] and, of a
+        kernel that decays, position [B].
         """
         config, weight = self.model.config, self.model.lm_head.weight
         heads, size = config.num_attention_heads, config.head_dim
@@ -98,7 +92,7 @@ class DecodingStep(nn.Module):
         ]
 
     def state_after(self, cache: ITNetCache) -> list[Tensor]:
-        """The state after the tokens of a cache: the model reads a prompt at once, and the step goes on from there."""
+        """Returns the state after the tokens of a cache: the model reads a prompt at once, and the step goes on."""
         cache.check(self.model.config, cache.positions)
         if any(layer.features is None or (self.has_far_field and layer.state is None) for layer in cache.layers):
             raise ValueError("`cache` must hold tokens, and none may have been taken back since the last call")
@@ -117,7 +111,7 @@ class DecodingStep(nn.Module):
         return list(tensors.values())
 
     def forward(self, input_ids: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """The logits [B, V] of the token after this one, and the state after this one.
+        """Returns the logits [B, V] of the token after this one, and the state after this one.
 
         ``input_ids`` [B, 1] is a token of every text and ``position`` [B] its number in its text, from 0. A negative
         number is that of padding, which changes no state: so texts of several lengths go together.
@@ -179,5 +173,5 @@ class _StepCache(ITNetCache):
 
 
 def _moved(tensor: Tensor, is_real: Tensor) -> Tensor:
-    """A window [B, m + 1, ...] without its first token, or without its last one if that is padding: [B, m, ...]."""
+    """Returns a window [B, m + 1, ...] without its first token, or without its last one if that is padding."""
     return torch.where(is_real.view(-1, *[1] * (tensor.dim() - 1)), tensor[:, 1:], tensor[:, :-1])

@@ -85,8 +85,22 @@ class ITNetForCausalLM(ITNetHead, GenerationMixin):
         return self.output(outputs, predictions, shift_labels, **kwargs)
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args) -> None:
-        """Gives `generate` a cache of the kind that this model needs."""
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+        """Gives `generate` a cache of the kind that this model needs, or checks that a given one can be continued."""
+        if generation_config.assistant_early_exit is not None:
+            raise ValueError(
+                f"`assistant_early_exit` ({generation_config.assistant_early_exit}) must be None: an ITNet has no "
+                "early exit. Give a smaller model as `assistant_model`"
+            )
+        given, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        # Transformers drops a mask of ones, and notes its length. It would slice new tokens off as `[:, -0:]`: all.
+        length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+        if isinstance(given, ITNetCache) and length is not None and 0 < given.get_seq_length() >= length:
+            raise ValueError(
+                f"`past_key_values` hold {given.get_seq_length()} tokens, but the prompt has {length}: give the whole "
+                "text, which goes on behind them, or its new tokens with an `attention_mask` of the whole text. "
+                "`crop` takes tokens back"
+            )
+        if given is not None or generation_config.use_cache is False:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
             return
         kind = generation_config.cache_implementation

@@ -10,6 +10,7 @@ from modeling_itnet.hub.onnx_export import export_decoding_step, export_decoding
 DECAY = {"rank": 3, "factor_form": "matrix", "factor_decay": True}
 MODES = {
     "exact": {"integration_mode": "exact"},
+    "monte_carlo": {"integration_mode": "monte_carlo", "num_samples": 3},
     "near_far": {"integration_mode": "near_far", "near_size": 3, **DECAY},
     "low_rank": {"integration_mode": "low_rank", "rank": 3},
     "low_rank-matrix": {"integration_mode": "low_rank", **DECAY},
@@ -32,7 +33,7 @@ def make_case(tiny_sizes):
         positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) - 2]).clamp(min=-1)
         with torch.no_grad():
             logits = model(ids, attention_mask=(positions >= 0).long()).logits
-        return model, LENGTH if mode == "exact" else None, ids, positions, logits
+        return model, LENGTH if mode in ("exact", "monte_carlo") else None, ids, positions, logits
 
     return make
 
@@ -62,18 +63,21 @@ def test_graph(mode, dtype, tolerance, make_case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["exact", "near_far"])
-def test_onnx(mode, make_case, tmp_path):
+@pytest.mark.parametrize("mode, batch", [("exact", "batch"), ("near_far", "batch"), ("monte_carlo", 1)])
+def test_onnx(mode, batch, make_case, tmp_path):
+    """Anchors are read in tiles of samples, whose number is fixed in a file: there, one text at a time."""
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     model, capacity, ids, positions, expected = make_case(mode)
-    step = DecodingStep(model, capacity)
-    session = runtime.InferenceSession(export_decoding_step_onnx(model, tmp_path / "step.onnx", capacity))
+    step, settings = DecodingStep(model, capacity), {"capacity": capacity, "dynamic_batch": batch != 1}
+    session = runtime.InferenceSession(export_decoding_step_onnx(model, tmp_path / "step.onnx", **settings))
     names = [value.name for value in session.get_inputs()]
     assert names == ["input_ids", "position", *step.state_names]
     assert [value.name for value in session.get_outputs()] == ["logits", *(f"new_{n}" for n in step.state_names)]
-    assert all(value.shape[0] == "batch" for value in session.get_inputs())
-    state, logits = [tensor.numpy() for tensor in step.initial_state(2)], []
+    assert all(value.shape[0] == batch for value in session.get_inputs())
+    if batch == 1:  # the text with padding before it
+        ids, positions, expected = ids[1:], positions[1:], expected[1:]
+    state, logits = [tensor.numpy() for tensor in step.initial_state(len(ids))], []
     for k in range(LENGTH):
         inputs = [ids[:, k : k + 1].numpy(), positions[:, k].numpy(), *state]
         last, *state = session.run(None, dict(zip(names, inputs, strict=True)))

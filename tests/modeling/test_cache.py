@@ -502,6 +502,23 @@ class TestWrongUse:
         with pytest.raises(ValueError, match=message(text) + ".*a cache goes with the model that filled it"):
             causal_model(other, **overrides)(texts(), past_key_values=cache)
 
+    @pytest.mark.parametrize("length", [3, LENGTH])
+    @pytest.mark.parametrize("settings", [{}, {"prefill_chunk_size": 2}, {"prompt_lookup_num_tokens": 2}])
+    def test_a_prompt_without_a_new_token(self, causal_model, texts, length, settings):
+        model, ids = causal_model("exact"), texts(1)
+        cache = model(ids).past_key_values
+        given = {"attention_mask": torch.ones(1, length, dtype=torch.long), "max_new_tokens": 2, **settings}
+        with pytest.raises(ValueError, match=f"`past_key_values` hold {LENGTH} tokens, but the prompt has {length}"):
+            model.generate(ids[:, :length], past_key_values=cache, **given)
+        assert cache.get_seq_length() == LENGTH
+
+    def test_the_model_as_its_own_assistant(self, causal_model, texts):
+        """Transformers would change the configuration for it, and leave it so after an error."""
+        model = causal_model("exact")
+        with pytest.raises(ValueError, match=message("`assistant_early_exit` (1) must be None")):
+            model.generate(texts(1), assistant_early_exit=1, max_new_tokens=2)
+        assert model.config.num_hidden_layers == 2
+
     def test_another_batch(self, causal_model, texts):
         model = causal_model("exact")
         cache = model(texts()).past_key_values
@@ -531,6 +548,8 @@ class TestWrongUse:
     def test_a_model_that_sees_the_future(self, tiny_config, tiny_model, causal_model, texts):
         with pytest.raises(ValueError, match=message("`is_causal` (False) must be True: only causal models have a")):
             ITNetCache(tiny_config("text"))
+        with pytest.raises(ValueError, match=message("`modality` ('signal') has no tokens: only models of texts")):
+            ITNetCache(tiny_config("signal", position_dim=1, is_causal=True))
         cache = causal_model("exact")(texts()).past_key_values
         with pytest.raises(ValueError, match=message("`is_causal` True, but this one has False")):
             tiny_model("text", integration_mode="exact", max_position_embeddings=64)(texts(), past_key_values=cache)

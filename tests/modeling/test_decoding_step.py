@@ -12,6 +12,8 @@ LOW_RANK, NEAR = (
 )
 MODES = {
     "exact": {"integration_mode": "exact"},
+    "monte-carlo": {"integration_mode": "monte_carlo", "num_samples": 3},
+    "auto": {"integration_mode": "auto", "exact_max_positions": 4, "num_samples": 2},  # Monte Carlo, too
     "near-vector": NEAR,
     "near-matrix-decay": NEAR | {"factor_form": "matrix", "factor_decay": True},
     "near-of-one": NEAR | {"near_size": 1},
@@ -90,9 +92,7 @@ def test_the_state_has_a_fixed_size(make_model):
 
 
 def test_mistakes(make_model):
-    with pytest.raises(ValueError, match=r"`integration_mode` \('monte_carlo'\) has no step of a fixed size"):
-        DecodingStep(make_model(integration_mode="monte_carlo"))
-    with pytest.raises(ValueError, match=r"`capacity` \(8\) must be 2 or more, and is for exact models"):
+    with pytest.raises(ValueError, match=r"`capacity` \(8\) must be 2 or more, and is for exact and Monte Carlo"):
         DecodingStep(make_model(**LOW_RANK), capacity=8)
     model = make_model(**LOW_RANK)
     cache = model(torch.randint(1, 40, (1, 9))).past_key_values
