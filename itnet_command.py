@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _load(name: str):
-    """The sub-command itself, which prints no progress bars beside its answer."""
+    """Returns the sub-command itself, which prints no progress bars beside its answer."""
     module, text = COMMANDS[name]
     commands = importlib.import_module(f"modeling_itnet.cli.{module}").commands
     importlib.import_module("transformers.utils.logging").disable_progress_bar()
@@ -117,7 +117,7 @@ def _load(name: str):
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether an error speaks to the user, as those of our checks do."""
+    """Says whether an error speaks to the user, as those of our checks do."""
     from huggingface_hub.errors import StrictDataclassError
 
     return isinstance(error, (ValueError, OSError, ImportError, StrictDataclassError))

@@ -54,15 +54,15 @@ class ITNetPreTrainedModel(PreTrainedModel):
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
-        """What the model reads, by Transformers' names."""
+        """The parts of an input that the model reads, by Transformers' names."""
         return find_modality(self.config.modality).parts or (self.config.modality,)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
         """
-        As in the base class, but from safetensors files only: loading a pickle can run whatever code it holds. An
-        integration mode whose parameters the checkpoint lacks is an error, and so is a file that cannot be read, by
-        name. Classifiers of early checkpoints are renamed.
+        Does what the base class does, but reads safetensors files only: loading a pickle can run whatever code it
+        holds. It is an error if the checkpoint lacks the parameters of an integration mode, and if a file cannot be
+        read; the error names the file. Classifiers of early checkpoints are renamed.
         """
         if kwargs.setdefault("use_safetensors", True) is False:
             raise ValueError("`use_safetensors` (False) must be True: weights are loaded from safetensors files only")
@@ -83,7 +83,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
         self, save_directory, is_main_process=True, *args, with_code: bool | None = None, processor=None, **kwargs
     ):
         """
-        As in the base class, and on request with all that the folder needs to load without this package.
+        Does what the base class does, and on request adds all that the folder needs to load without this package.
 
         Args:
             with_code (`bool`, *optional*):
@@ -109,7 +109,7 @@ class ITNetPreTrainedModel(PreTrainedModel):
             _forget_missing_code(Path(save_directory))
 
     def push_to_hub(self, repo_id: str, *, with_code: bool = True, processor=None, **kwargs) -> str:
-        """As in the base class, with the code that loads the model where this package is not installed."""
+        """Does what the base class does, and adds the code that loads the model where this package is missing."""
         if not with_code or self.is_remote_code():
             return super().push_to_hub(repo_id, **kwargs)
         return _package()[0].push_with_code(self, repo_id, processor, **kwargs)

@@ -32,7 +32,7 @@ class Head:
 
     @property
     def task(self) -> str:
-        """What the task is called here: image-classification for ITNetForImageClassification."""
+        """The name of the task here, such as image-classification for ITNetForImageClassification."""
         name = self.model.split(":")[1].removeprefix("ITNetFor")
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
@@ -75,7 +75,7 @@ class Modality:
 
 
 def _token_frequencies(values: dict[str, Any]) -> float:
-    """sigma of gamma for tokens 1 / `max_position_embeddings` apart: 3/8 of a wave of the typical frequency."""
+    """Returns sigma of gamma, by which neighbouring tokens are 3/8 of a wave of the typical frequency apart."""
     return 3 / 8 * values.get("max_position_embeddings", 512)
 
 
@@ -207,24 +207,23 @@ MODALITIES = {row.name: row for row in _ROWS}
 
 
 def find_modality(name: str) -> Modality:
-    """The row of a modality."""
+    """Returns the row of a modality."""
     if name not in MODALITIES:
         raise ValueError(f"`modality` ({name!r}) must be one of {', '.join(MODALITIES)}")
     return MODALITIES[name]
 
 
 def find_task(name: str) -> tuple[Head, Modality]:
-    """The head for a task and its modality, by our name of the task, such as causal-lm, or the Hub's, such as
-    text-generation."""
+    """Returns the head for a task and its modality, by our name (causal-lm) or the Hub's (text-generation)."""
     heads = [(head, row) for row in MODALITIES.values() for head in row.heads]
     found = {head.hub_task: (head, row) for head, row in heads} | {head.task: (head, row) for head, row in heads}
     if name not in found:
         names = ", ".join(head.task for head, _ in heads)
-        raise ValueError(f"unknown task {name!r}; available: {names}, and the Hub's names of these")
+        raise ValueError(f"there is no task {name!r}; there are {names}, and the Hub's names of these")
     return found[name]
 
 
 def task_settings(task: str) -> dict[str, Any]:
-    """What a new configuration for a task says: its modality, and what its head needs."""
+    """Returns what a new configuration for a task says: its modality, and what its head needs."""
     head, row = find_task(task)
     return {"modality": row.name, **head.settings}

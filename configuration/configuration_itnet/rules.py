@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values an ITNet configuration may hold, and which of them go together.
+"""Checks which values an ITNet configuration may hold, and which of them go together.
 
 Types are checked by `@strict`; what is left is ranges and combinations. Every message names the arguments it is about,
 each followed by its value in brackets.
@@ -42,7 +42,7 @@ RANGES = {
 
 
 def check_config(config) -> None:
-    """Raise a `ValueError` for the first rule that `config` breaks."""
+    """Raises a `ValueError` for the first rule that `config` breaks."""
     own = {field.name for field in fields(config)} - {field.name for field in fields(PreTrainedConfig)}
     for name in sorted(own.difference(_RULES_OF_THEIR_OWN)):
         value = getattr(config, name)
@@ -57,7 +57,7 @@ def check_config(config) -> None:
 
 
 def _combinations(c) -> Iterator[tuple[bool, str]]:
-    """Whether a configuration breaks a rule, and what to say then. A rule may rely on those before it."""
+    """Yields whether a configuration breaks a rule, and what to say then. Rules may rely on those before them."""
     from transformers.activations import ACT2FN  # imports torch: only when a configuration is made
 
     yield c.hidden_act not in ACT2FN, f"`hidden_act` ({c.hidden_act!r}) must be one of {sorted(ACT2FN)}"
@@ -105,7 +105,7 @@ def _combinations(c) -> Iterator[tuple[bool, str]]:
 
 
 def _near_rules(c, grid_dim: int, modality: str) -> Iterator[tuple[bool, str]]:
-    """What "near_far" needs to know of a neighbourhood."""
+    """Yields the rules about neighbourhoods, which "near_far" needs, in the same form."""
     size = f"`near_size` ({c.near_size})"
     side = round(c.near_size ** (1 / max(grid_dim, 1)))
     if not c.is_causal:
@@ -137,7 +137,7 @@ def check_num_labels(count) -> None:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Raise a `ValueError` for the first of the ``given`` names that is not ``known``, with the nearest that is."""
+    """Raises a `ValueError` for the first of the ``given`` names that is not ``known``, with the nearest that is."""
     known = sorted(known)
     for name in given:
         if name not in known:

@@ -20,7 +20,7 @@ INLINE = re.compile(
 
 
 def inline(text: str) -> str:
-    """Code, links and emphasis of Markdown in reStructuredText; other stars, bars and underscores mean themselves."""
+    """Writes code, links and emphasis of Markdown in reStructuredText; all other marks mean themselves."""
     parts, end = [], 0
     for match in INLINE.finditer(text):
         parts.append(plain(text[end : match.start()]))

@@ -15,7 +15,7 @@ PICTURES = 3
 
 
 def write_page(app, error: Exception | None) -> None:
-    """Beside the pages of the site, once these are built."""
+    """Writes the page beside those of the site, once these are built."""
     if error is not None or app.builder.format != "html":
         return
     pictures = load_dataset("parquet", data_files=str(ROWS), split="train")["image"][:PICTURES]

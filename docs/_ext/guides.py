@@ -19,7 +19,7 @@ ORDER = (
 
 
 def place(file: str) -> int:
-    """Where a guide stands; sphinx-gallery sorts by this."""
+    """Returns where a guide stands; sphinx-gallery sorts by this."""
     name = Path(file).stem
     if name not in ORDER:
         raise ValueError(f"docs/guides/{name}.py has no place yet: add it to ORDER in docs/_ext/guides.py")

@@ -22,7 +22,7 @@ FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
 def page_of(path: Path) -> str | None:
-    """Where the site has ``path``, as a link from its root."""
+    """Returns where the site has ``path``, as a link from its root."""
     name = path.relative_to(ROOT).as_posix()
     if name.startswith("docs/guides/"):
         return f"/generated/guides/{path.stem}.rst"
@@ -30,7 +30,7 @@ def page_of(path: Path) -> str | None:
 
 
 def rewrite(text: str, folder: Path) -> str:
-    """``text`` of a file in ``folder``, with links of the site."""
+    """Returns ``text`` of a file in ``folder``, with links of the site."""
 
     def link(match: re.Match) -> str:
         path = Path(os.path.normpath(folder / match["path"]))

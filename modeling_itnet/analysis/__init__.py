@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained kernel is like: its matrices, diagnosis, spectrum and pictures; what a model costs."""
+"""Shows what a trained kernel is like (its matrices, diagnosis, spectrum and pictures) and what a model costs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic and memory of a model at any number of positions, in every integration mode, beside attention.
+"""Counts arithmetic and memory of a model at any number of positions, in every integration mode, beside attention.
 
 The layers of a model are alike: one of them runs, on tensors that have a shape and no values, and the FLOPs and what
 is kept for the backward are counted. Encoder and head are left out.
@@ -23,7 +23,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from configuration_itnet import ITNetConfig, find_modality
 from itnet_kernels import Blocks
-from itnet_kernels.exact.pair_inputs import PairInputs
+from itnet_kernels.exact.flops import pair_sum_flops
 
 from ..domain import Domain
 from ..integration.near import Near
@@ -33,7 +33,7 @@ MODES = ("exact", "near_far", "monte_carlo", "low_rank")
 
 
 class Cost(NamedTuple):
-    """What one input (batch 1) costs in all layers of a model."""
+    """What one input (a batch of 1) costs in all layers of a model."""
 
     model: str  # an integration mode, or the peer
     positions: int
@@ -42,13 +42,13 @@ class Cost(NamedTuple):
 
 
 def possible_modes(config: ITNetConfig) -> tuple[str, ...]:
-    """:data:`MODES`, without near and far fields where nothing says how large a neighbourhood is."""
+    """Returns :data:`MODES`, without near and far fields where nothing says how large a neighbourhood is."""
     has_near = _layout(config, 1) is not None or config.near_radius is not None
     return tuple(mode for mode in MODES if mode != "near_far" or has_near)
 
 
 def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] | None = None) -> list[Cost]:
-    """Costs at every number of positions in ``counts``, for every mode and for attention of the same size."""
+    """Returns the costs at every number of positions in ``counts``, in every mode and for attention of this size."""
     config, modes = copy.deepcopy(config), possible_modes(config) if modes is None else modes
     for name in ("hidden_dropout_prob", "embedding_dropout_prob", "drop_path_rate"):
         setattr(config, name, 0.0)  # dropout keeps a mask, here as in the peer
@@ -66,7 +66,7 @@ def peer_name(config: ITNetConfig) -> str:
 
 
 def peer_parameters(config: ITNetConfig) -> int:
-    """Parameters of a BERT or ViT of the same width, depth, heads, vocabulary and patches. Nothing is allocated."""
+    """Counts the parameters of a BERT or ViT of the same sizes. Nothing is allocated."""
     with torch.device("meta"):
         if config.modality == "text":
             return BertModel(BertConfig(**_shared(config, "vocab_size", "max_position_embeddings"))).num_parameters()
@@ -75,13 +75,13 @@ def peer_parameters(config: ITNetConfig) -> int:
 
 
 def _shared(config: ITNetConfig, *more: str) -> dict[str, int]:
-    """What the configuration of a peer has in common with the model's."""
+    """Returns what the configuration of a peer has in common with the model's."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", *more)
     return {name: getattr(config, name) for name in names}
 
 
 def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple[nn.Module, Callable[[int], tuple]]:
-    """A layer, and its arguments for a number of positions. What it costs is counted in the tiled backend."""
+    """Returns a layer, and its arguments for a number of positions. What it costs is counted in the tiled backend."""
     config = copy.deepcopy(config)
     config.integration_mode, config.backend = mode, backend
     layer = _filled(ITNetLayer(config, 1))
@@ -101,13 +101,13 @@ def itnet_layer(config: ITNetConfig, mode: str, backend: str = "tiled") -> tuple
 
 
 def _positions(config: ITNetConfig, count: int) -> Tensor:
-    """[n, s] in the unit cube; on a line they rise, as decay along it wants them."""
+    """Returns positions [n, s] in the unit cube. On a line they rise, as decay along it wants them."""
     positions = torch.rand(count, config.position_dim)
     return positions.sort(0).values if config.position_dim == 1 else positions
 
 
 def _layout(config: ITNetConfig, count: int) -> tuple[tuple[int, ...], ...] | None:
-    """The grids that ``count`` positions of this modality form: patches beside a [CLS], tokens, or none."""
+    """Returns the grids that ``count`` positions of this modality form: patches beside a [CLS], tokens, or none."""
     dimension = find_modality(config.modality).grid_dim
     if dimension < 2:
         return ((count,),) if dimension == 1 or config.is_causal else None
@@ -117,7 +117,7 @@ def _layout(config: ITNetConfig, count: int) -> tuple[tuple[int, ...], ...] | No
 
 
 def _found_near(config: ITNetConfig, count: int, mode: FakeTensorMode) -> Near:
-    """The balls around real positions, as tensors without values: to find them takes values."""
+    """Returns the balls around real positions, as tensors without values: to find them takes values."""
     with unset_fake_temporarily():
         domain = Domain(
             _positions(config, count), torch.full((1, count), 1 / count), torch.empty(0, config.position_dim)
@@ -128,7 +128,7 @@ def _found_near(config: ITNetConfig, count: int, mode: FakeTensorMode) -> Near:
 
 
 def attention_layer(config: ITNetConfig) -> tuple[nn.Module, Callable[[int], tuple]]:
-    """The same for a layer of BERT or ViT, which differ in the order of their layer norms only."""
+    """Does the same for a layer of BERT or ViT, which differ in the order of their layer norms only."""
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     peer = BertConfig(**_shared(config), **dropout, attn_implementation="sdpa")
     return _filled(BertLayer(peer)), lambda count: (torch.randn(1, count, config.hidden_size, requires_grad=True),)
@@ -142,7 +142,7 @@ def _filled(layer: nn.Module) -> nn.Module:
 
 
 def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
-    """FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
+    """Returns the FLOPs of a forward, and the bytes that it keeps, without the layer's own parameters."""
     kept: list[Tensor] = []
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.itnet.pair_sum: pair_sum_flops})
     with counter, torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -151,17 +151,3 @@ def _count(layer: nn.Module, arguments: tuple) -> tuple[int, int]:
     for parameter in layer.parameters():
         storages.pop(parameter.untyped_storage()._cdata, None)
     return counter.get_total_flops(), sum(storages.values())
-
-
-def pair_sum_flops(*shapes, out_shape=None) -> int:
-    """4 w d_h per pair and head, 2 w d_h^2 per query and head for W2, and 2 w^2 per pair if there is a third layer.
-
-    Blocks count as they are computed, with the pairs in them that do not count.
-    """
-    inputs = PairInputs(*shapes)
-    (batch, num_queries, heads, head_dim), width = inputs.queries, inputs.row[-1]
-    counts = [(num_queries, inputs.keys[1])]  # queries, and keys of each
-    if inputs.block_pairs:  # [., N, t, m] each
-        counts = [(number * rows, keys) for _, number, rows, keys in inputs.block_pairs]
-    per_pair = 4 * width * head_dim + 2 * width**2 * (inputs.w_mid is not None)
-    return batch * heads * sum(rows * (keys * per_pair + 2 * width * head_dim**2) for rows, keys in counts)

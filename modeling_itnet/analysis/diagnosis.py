@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How local, convolutional, content-driven and causal trained kernels have become, in numbers per layer and head."""
+"""Measures per layer and head how local, convolutional, content-driven and causal trained kernels have become."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ from .plots import plot_diagnosis
 
 @dataclass(frozen=True)
 class HeadDiagnosis:
-    """Figures of one kernel, over the pairs (i, j) that see each other. nan where one cannot be computed."""
+    """Figures of one kernel, over the pairs (i, j) that see each other. A figure that cannot be computed is nan."""
 
     layer: int
     head: int
@@ -44,7 +44,7 @@ class KernelDiagnosis:
         return f"KernelDiagnosis({layers} layers of {len(self.heads) // layers} heads, radius={self.radius:.3g})"
 
     def table(self) -> str:
-        """Markdown, a row per layer and head."""
+        """Returns a Markdown table with a row per layer and head."""
         names = self.figure_names
         lines = ["| layer | head | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
         for head in self.heads:
@@ -56,7 +56,7 @@ class KernelDiagnosis:
     __str__ = table
 
     def plot(self, path: str | Path) -> None:
-        """A map of each figure over layers and heads, and the distance profiles of every layer. Needs matplotlib."""
+        """Draws a map of each figure over layers and heads, and all distance profiles. It needs matplotlib."""
         plot_diagnosis(self, path)
 
 
@@ -126,7 +126,7 @@ class _Domain:
 
 
 def _moments(kernels: LayerKernels, domain: _Domain) -> tuple[Tensor, Tensor, Tensor]:
-    """|K_ij|^2 [B, n, n, H], 0 for pairs that do not see each other; the shares of displacement and content [H]."""
+    """Returns |K_ij|^2 [B, n, n, H], 0 for invisible pairs, and the shares of displacement and content [H]."""
     batch, _, heads, size = kernels.heads.shape
     options = {"dtype": torch.float64, "device": kernels.heads.device}
     sums = torch.zeros(domain.num_groups, heads, size, size, **options)
@@ -157,7 +157,7 @@ def _moments(kernels: LayerKernels, domain: _Domain) -> tuple[Tensor, Tensor, Te
 
 
 def _norm_figures(squares: Tensor, domain: _Domain, num_bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Locality, causality and entropy [H] and the profile [H, bins] of |K_ij|^2 [B, n, n, H]."""
+    """Returns locality, causality and entropy [H] and the profile [H, bins] of |K_ij|^2 [B, n, n, H]."""
     lower = torch.ones_like(domain.visible[0]).tril(-1)
     past, future = (squares[:, order].sum((0, 1)) for order in (lower, lower.T))
     norms = squares.sqrt()
@@ -172,7 +172,7 @@ def _norm_figures(squares: Tensor, domain: _Domain, num_bins: int) -> tuple[Tens
 
 
 def _invariance(kernels: LayerKernels, domain: _Domain, num_shifts: int, seed: int) -> Tensor:
-    """|K^TI|^2 / |K|^2 [H] with K^TI_ij the mean over shifts d of kappa(x_i + d, x_j + d, u_i, u_j).
+    """Returns |K^TI|^2 / |K|^2 [H] with K^TI_ij the mean over shifts d of kappa(x_i + d, x_j + d, u_i, u_j).
 
     The shifts are those that leave both points inside of the box around the domain. The square of the mean comes from
     products of different shifts, as above.

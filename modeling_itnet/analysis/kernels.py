@@ -52,7 +52,7 @@ class LayerKernels:
 
     @cached_property
     def pair_measure(self) -> Tensor:
-        """omega_ij [B, n, n]."""
+        """The measure omega_ij of every pair [B, n, n]."""
         if self.near is None:
             return pair_measure(self.measure, self.measure.shape[1], self.is_causal)
         weights = self.near_scale.unsqueeze(2) * self.measure.unsqueeze(1)
@@ -64,7 +64,7 @@ class LayerKernels:
         return (self.pair_measure > 0) & (self.measure > 0).unsqueeze(2)
 
     def pieces(self, shift: Tensor | float = 0.0) -> Iterator[tuple[slice, Tensor]]:
-        """(rows, K [B, t, n, H, d_h, d_h] of the queries in that slice), with all positions moved by ``shift`` [s]."""
+        """Yields rows and K [B, t, n, H, d_h, d_h] of these queries, with all positions moved by ``shift`` [s]."""
         positions = self.positions + shift
         batch, count, num_heads, size = self.heads.shape
         step = max(1, PIECE_ELEMENTS // (batch * count * num_heads * size**2))
@@ -77,7 +77,7 @@ class LayerKernels:
         self.weights = self.weights._replace(b2=self.weights.b2 - constant.flatten(1))
 
     def weighted_sum(self, pair_weights: Tensor) -> Tensor:
-        """sum over i and j of w_ij K_ij for weights [B, n, n], in float64: [B, H, d_h, d_h]."""
+        """Returns the sum over i and j of w_ij K_ij for weights [B, n, n], in float64: [B, H, d_h, d_h]."""
         weights = pair_weights.double()
         return sum(torch.einsum("bij,bijhac->bhac", weights[:, rows], k.double()) for rows, k in self.pieces())
 
@@ -105,7 +105,7 @@ def layer_kernels(
 
 @torch.no_grad()
 def kernel_norms(model: nn.Module, inputs: Mapping[str, Tensor], layer: int = -1, part: Part = "full") -> Tensor:
-    r"""Frobenius norms of the kernel of one layer, for every head and every pair of positions of ``inputs``.
+    r"""Computes Frobenius norms of the kernel of one layer, for every head and every pair of positions of ``inputs``.
 
     The kernel is evaluated at the features that the layer really sees. The norm is that of
 

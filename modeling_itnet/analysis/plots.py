@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of learned kernels, over an image, a text or a point cloud, and of a diagnosis. They need matplotlib.
+"""Draws learned kernels over an image, a text or a point cloud, and draws a diagnosis. This needs matplotlib.
 
 The kernels are drawn as :func:`kernel_norms` of one ``layer`` and ``part``. ``path`` is the file to write: its ending
 chooses the format, and missing folders are made.
@@ -86,7 +86,7 @@ def plot_text_kernel(
     """
     norms = kernel_norms(model, inputs, layer, part)  # [1, H, n, n]
     if len(norms) != 1 or norms.shape[-1] != len(tokens):
-        raise ValueError(f"`inputs` hold {len(norms)} texts of {norms.shape[-1]} tokens, `tokens` {len(tokens)} names")
+        raise ValueError(f"`tokens` holds {len(tokens)} names for {len(norms)} texts of {norms.shape[-1]} tokens")
     norms, tokens = norms[0].float().cpu(), [readable(token) for token in tokens]
     side = max(2.2, 0.16 * len(tokens) + 0.8)
     figure = _figure(side * len(norms) + 0.8, side + 0.7)
@@ -163,7 +163,7 @@ def plot_diagnosis(diagnosis: "KernelDiagnosis", path: str | Path) -> None:
 
 
 def _draw_map(figure, axis, name: str, values: Tensor) -> None:
-    """One figure over layers and heads [L, H], with its numbers where they fit; says so if it is not defined."""
+    """Draws one figure over layers and heads [L, H], with its numbers where they fit, or says that it is undefined."""
     known = values[values.isfinite()]
     if not len(known):
         axis.set(xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
@@ -182,12 +182,12 @@ def _draw_map(figure, axis, name: str, values: Tensor) -> None:
 
 
 def readable(token: str) -> str:
-    """A token as it reads: without the marks of byte-level (Ġ, Ċ), SentencePiece (▁) and WordPiece (##) tokenizers."""
+    """Returns a token without the marks of byte-level (Ġ, Ċ), SentencePiece (▁) and WordPiece (##) tokenizers."""
     return token.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "↵").removeprefix("##").strip() or "␣"
 
 
 def _position(query: Query, rows: int, columns: int, has_cls: bool) -> int:
-    """Index of a query among the positions of the model: [CLS] first, then the patches row by row."""
+    """Returns the index of a query among the positions of the model: [CLS], then the patches row by row."""
     if query == "cls":
         if not has_cls:
             raise ValueError("query 'cls' needs a model with `pooling` 'cls'; this one has no [CLS] position")
@@ -199,19 +199,19 @@ def _position(query: Query, rows: int, columns: int, has_cls: bool) -> int:
 
 
 def displayed(image: Tensor) -> Tensor:
-    """[C, height, width] of any range -> what imshow takes: colour for three channels, otherwise their mean."""
+    """Turns [C, height, width] of any range into what imshow takes: colour for three channels, else their mean."""
     image = image.detach().float().cpu()
     image = (image - image.min()) / (image.max() - image.min()).clamp(min=1e-12)
     return image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
 
 
 def _scale(norms: Tensor) -> dict:
-    """One scale of colours for all maps of a figure."""
+    """Returns one scale of colours for all maps of a figure."""
     return {"cmap": "magma", "vmin": norms.min(), "vmax": norms.max()}
 
 
 def _figure(width: float, height: float):
-    """A figure that was made without pyplot: it needs no display and leaves the user's backend alone."""
+    """Returns a figure that was made without pyplot: it needs no display and leaves the user's backend alone."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

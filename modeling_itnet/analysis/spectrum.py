@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Singular values of learned kernels, and what a low rank keeps of them (App. rank_bound of the paper)."""
+"""Computes singular values of learned kernels, and what a low rank keeps of them (App. rank_bound of the paper)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,28 +22,28 @@ class KernelSpectrum:
     singular_values: Tensor  # [L, B, H, n * d_h], falling
 
     def energy(self, rank: int) -> Tensor:
-        """Share of |K|_F^2 that the best approximation of this rank keeps: [L, B, H]."""
+        """Returns the share of |K|_F^2 that the best approximation of this rank keeps: [L, B, H]."""
         squares = self.singular_values.square()
         return squares[..., :rank].sum(-1) / squares.sum(-1).clamp(min=torch.finfo(squares.dtype).tiny)
 
     def error(self, rank: int) -> Tensor:
-        """|K - K_r|_F of the best approximation K_r of this rank (Eckart-Young): [L, B, H]."""
+        """Returns |K - K_r|_F of the best approximation K_r of this rank (Eckart-Young): [L, B, H]."""
         return self.singular_values[..., rank:].square().sum(-1).sqrt()
 
     def bound(self, rank: int) -> Tensor:
-        """The paper's bound on it, |K|_* / sqrt(r): [L, B, H]."""
+        """Returns the paper's bound on the error, |K|_* / sqrt(r): [L, B, H]."""
         return self.singular_values.sum(-1) / rank**0.5
 
 
 @torch.no_grad()
 def kernel_spectrum(model: nn.Module, batch: Mapping[str, Tensor], *, centred: bool = False) -> KernelSpectrum:
-    """Singular values of the kernels of all layers at the features that the model has on ``batch``.
+    """Computes the singular values of the kernels of all layers at the features that the model has on ``batch``.
 
     ``model`` is an ITNetModel or a head around one, with exact kernels, and ``batch`` holds keyword arguments of its
     forward. (Near kernels, of ``integration_mode="near_far"``, are 0 where keys are not near, and are without the far
-    field.) K is formed with all its (n d_h)^2 entries per sample and head: small inputs only. ``centred`` first takes
-    out the mean of K_ij over all pairs, by the measure of both: the constant part, which low-rank integration has
-    besides its factors.
+    field.) K is formed with all its (n d_h)^2 entries per sample and head, so that inputs must be small. ``centred``
+    first takes out the mean of K_ij over all pairs, by the measure of both: the constant part, which low-rank
+    integration has besides its factors.
     """
     values = []
     for kernels in layer_kernels(model, batch, name="batch"):

@@ -14,7 +14,7 @@ commands = typer.Typer(callback=lambda: None)  # with a callback it stays a grou
 
 
 def given(**options) -> dict:
-    """The options that the user has given."""
+    """Returns the options that the user has given."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet create``, ``export``, ``convert`` and ``cards``: the commands that make and change folders."""
+"""``itnet create``, ``export``, ``convert`` and ``cards`` make and change folders."""
 
 import json
 from dataclasses import asdict
@@ -117,7 +117,7 @@ def cards(
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
     if stale:
-        raise ValueError(f"out of date: {', '.join(stale)}; run `itnet cards {folder}`")
+        raise ValueError(f"cards are out of date: {', '.join(stale)}; run `itnet cards {folder}`")
 
 
 def _check_new_folder(folder: Path, overwrite: bool, source: Path | None = None) -> None:
@@ -133,7 +133,7 @@ def _check_new_folder(folder: Path, overwrite: bool, source: Path | None = None)
 
 
 def _settings(pairs: list[str]) -> dict:
-    """["rank=4", "measure=balanced"] -> {"rank": 4, "measure": "balanced"}: values are JSON, or else strings."""
+    """Turns ["rank=4", "measure=balanced"] into {"rank": 4, "measure": "balanced"}: values are JSON or strings."""
     values = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

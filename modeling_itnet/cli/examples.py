@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A made-up input of every modality, for ``itnet explore`` without inputs. The table of modalities names them.
+"""Makes up an input of every modality, for ``itnet explore`` without inputs. The table of modalities names the
+functions.
 
 Each takes a configuration and the processors of a checkpoint, and returns forward arguments for one sample.
 """
@@ -10,19 +11,18 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from configuration_itnet import ITNetConfig
 
 from ..processing import ITNetGraphProcessor, ITNetImageProcessor, ITNetPointCloudProcessor
-from .inputs import process
+from .inputs import find_tokenizer, process, process_pairs
 
 SENTENCE = "The kernel sees where two words stand and what they are."
 QUESTION = "What colour is the circle?"
 
 
 def picture() -> Image.Image:
-    """A yellow circle and a blue square before a slope of grey."""
+    """Draws a yellow circle and a blue square before a slope of grey."""
     slope = np.linspace(40, 200, 256)[None].repeat(256, 0).astype(np.uint8)
     image = Image.fromarray(slope).convert("RGB")
     draw = ImageDraw.Draw(image)
@@ -38,8 +38,8 @@ def example_image(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
 
 
 def example_text(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
-    """A sentence; without a tokenizer, every token of a small vocabulary in turn."""
-    tokenizer = next((found for found in processors if isinstance(found, Tokenizer)), None)
+    """Returns a sentence or, without a tokenizer, every token of a small vocabulary in turn."""
+    tokenizer = find_tokenizer(processors)
     if tokenizer is not None:
         return process(tokenizer, config, [SENTENCE])
     count = min(config.vocab_size, config.max_position_embeddings, 24)
@@ -47,16 +47,14 @@ def example_text(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
 
 
 def example_image_and_text(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
-    if not processors:
-        raise ValueError("image and text need a processor, and the checkpoint has none; give .npz files")
     images = [picture().convert("RGB" if config.num_channels == 3 else "L")]
     if (config.architectures or [""])[0] == "ITNetForImagesAndTextClassification":
         images = [[images[0], images[0].rotate(90)]]
-    return dict(processors[0](images=images, text=[QUESTION], return_tensors="pt"))
+    return process_pairs(processors, images, [QUESTION])
 
 
 def example_cloud(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
-    """512 points of a torus, evenly spread by the golden ratio."""
+    """Returns 512 points of a torus, evenly spread by the golden ratio."""
     processor = processors[0] if processors else ITNetPointCloudProcessor.from_model_config(config)
     number = np.arange(512)
     long, short = 2 * math.pi * number / 512, 2 * math.pi * number * (math.sqrt(5) - 1) / 2
@@ -69,7 +67,7 @@ def example_cloud(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
 
 
 def example_graph(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
-    """Two rings of six nodes that share an edge, with a tail of two."""
+    """Returns two rings of six nodes that share an edge, with a tail of two."""
     processor = processors[0] if processors else ITNetGraphProcessor.from_model_config(config)
     edges = [(k, k + 1) for k in range(9)] + [(9, 0), (4, 9), (2, 10), (10, 11)]
     types = np.arange(12) % max(config.num_node_types or config.node_feature_size, 1)
@@ -82,7 +80,7 @@ def example_graph(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
 
 
 def example_signal(config: ITNetConfig, processors: list) -> dict[str, Tensor]:
-    """A wave on 64 points of a line, or on 256 points that fill a cube of more dimensions evenly."""
+    """Returns a wave on 64 points of a line, or on 256 points that fill a cube of more dimensions evenly."""
     size = config.position_dim
     count = 64 if size == 1 else 256
     number = torch.arange(count, dtype=torch.float64)

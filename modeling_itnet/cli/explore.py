@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet explore``: a page in which readers look at learned kernels."""
+"""``itnet explore`` writes a page in which readers look at learned kernels."""
 
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 from typer import Argument, Option, echo
 
 from configuration_itnet import ITNetConfig, find_modality
@@ -15,7 +13,17 @@ from configuration_itnet import ITNetConfig, find_modality
 from ..analysis.explorer import explore_kernels
 from ..modalities import load
 from . import commands
-from .inputs import IMAGE_SUFFIXES, is_text, load_model, process, read_inputs, read_processors
+from .inputs import (
+    IMAGE_SUFFIXES,
+    find_tokenizer,
+    is_text,
+    load_model,
+    process,
+    process_pairs,
+    read_inputs,
+    read_processors,
+    read_tokenizer,
+)
 
 
 @commands.command()
@@ -44,13 +52,12 @@ def explore(
     """The page is one file that needs neither a server nor a network."""
     model = load_model(checkpoint)
     processors = read_processors(checkpoint)
-    tokenizer = next((found for found in map(_tokenizer, processors) if found is not None), None)
     batch = read_sources(checkpoint, model.config, processors, list(sources or [])[:limit], limit)
     page = explore_kernels(
         model,
         batch,
         output,
-        tokenizer=tokenizer,
+        tokenizer=find_tokenizer(processors),
         title=title or checkpoint.resolve().name,
         layers=layers or None,
         heads=heads or None,
@@ -63,7 +70,7 @@ def explore(
 def read_sources(
     checkpoint: Path, config: ITNetConfig, processors: list, sources: list[str], limit: int
 ) -> dict[str, Tensor]:
-    """One batch of forward arguments: what the sources hold, or the made-up input of the modality."""
+    """Returns one batch of forward arguments: what the sources hold, or the made-up input of the modality."""
     row = find_modality(config.modality)
     if not sources:
         if row.example is None:
@@ -72,28 +79,17 @@ def read_sources(
     if row.parts and all(Path(source).suffix != ".npz" for source in sources):
         return _pairs(processors, sources)
     if row.has_tokens and not row.parts and any(is_text(source) for source in sources):
-        tokenizer = next((found for found in processors if isinstance(found, Tokenizer)), None)
-        if tokenizer is None:
-            raise ValueError(f"{checkpoint} has no tokenizer")
-        return process(tokenizer, config, sources)
+        return process(read_tokenizer(checkpoint), config, sources)
     batches = read_inputs(checkpoint, config, [Path(source) for source in sources], limit, limit)
     if len(batches) > 1:
         raise ValueError("a page shows one batch: give one .npz file, or inputs that a processor reads")
     return batches[0]
 
 
-def _tokenizer(processor) -> Tokenizer | None:
-    return processor if isinstance(processor, Tokenizer) else getattr(processor, "tokenizer", None)
-
-
 def _pairs(processors: list, sources: list[str]) -> dict[str, Tensor]:
-    """Sources that are an image and a text in turn."""
+    """Reads sources that are an image and a text in turn."""
     images, texts = sources[::2], sources[1::2]
     wrong = [source for source in images if Path(source).suffix.lower() not in IMAGE_SUFFIXES]
     if wrong or len(images) != len(texts):
         raise ValueError(f"inputs ({', '.join(sources)}) must be an image file and a text in turn")
-    if not processors:
-        raise ValueError("image and text need a processor, and the checkpoint has none; give .npz files")
-    pictures = [Image.open(path).convert("RGB") for path in images]
-    batch = processors[0](images=pictures, text=texts, return_tensors="pt")
-    return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    return process_pairs(processors, [Image.open(path).convert("RGB") for path in images], texts)

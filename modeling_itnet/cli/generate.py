@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet generate``: continues texts."""
+"""``itnet generate`` continues texts."""
 
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def _check_chances(chances: dict[str, Any], greedy: bool, num_beams: int) -> Non
 
 
 def _read(prompt: str) -> str:
-    """A prompt, or the standard input in place of "-", without the line break at its end."""
+    """Returns a prompt, or the standard input in place of "-", without the line break at its end."""
     source = "the standard input" if prompt == "-" else "a prompt"
     text = get_text_stream("stdin").read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
@@ -68,7 +68,7 @@ def _read(prompt: str) -> str:
 
 
 def _load(checkpoint: Path) -> tuple[ITNetForCausalLM, Tokenizer]:
-    """The language model of a folder, and its tokenizer."""
+    """Returns the language model of a folder, and its tokenizer."""
     found = model_class(checkpoint_config(checkpoint))
     if not issubclass(found, ITNetForCausalLM):
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands are given: presets, checkpoint folders, and files that become forward arguments."""
+"""Reads what commands are given: presets, checkpoint folders, and files that become forward arguments."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ MESH_SUFFIXES = (".off", ".ply")
 
 
 def load_config(name: str, **overrides) -> ITNetConfig:
-    """A preset by name, or the configuration of a checkpoint folder."""
+    """Returns the configuration of a preset, by its name, or of a checkpoint folder."""
     if not Path(name).is_dir():
         return ITNetConfig.from_preset(name, **overrides)
     config = checkpoint_config(Path(name))
@@ -35,7 +35,7 @@ def load_config(name: str, **overrides) -> ITNetConfig:
 
 
 def checkpoint_config(folder: Path) -> ITNetConfig:
-    """The configuration of a checkpoint folder."""
+    """Returns the configuration of a checkpoint folder."""
     if not folder.is_dir():
         raise ValueError(f"no such checkpoint folder: {folder}")
     if not (folder / "config.json").is_file():
@@ -44,7 +44,7 @@ def checkpoint_config(folder: Path) -> ITNetConfig:
 
 
 def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
-    """The class that a model was saved in; the bare model for a preset."""
+    """Returns the class that a model was saved in; the bare model for a preset."""
     classes = {cls.__name__: cls for cls in (ITNetModel, *(cls for cls, _, _ in find_heads()))}
     name = (config.architectures or ["ITNetModel"])[0]
     if name not in classes:
@@ -53,12 +53,12 @@ def model_class(config: ITNetConfig) -> type[ITNetPreTrainedModel]:
 
 
 def load_model(folder: Path) -> ITNetPreTrainedModel:
-    """The model of a checkpoint folder, in the class that it was saved in."""
+    """Returns the model of a checkpoint folder, in the class that it was saved in."""
     return model_class(checkpoint_config(folder)).from_pretrained(folder).eval()
 
 
 def read_processors(checkpoint: Path) -> list:
-    """The processors that a folder holds, if any."""
+    """Returns the processors that a folder holds, if any."""
     if (checkpoint / "processor_config.json").exists():
         return [AutoProcessor.from_pretrained(checkpoint)]
     found = []
@@ -70,19 +70,25 @@ def read_processors(checkpoint: Path) -> list:
     return [auto_class.from_pretrained(checkpoint) for auto_class in found]
 
 
+def find_tokenizer(processors: list) -> Tokenizer | None:
+    """Returns the tokenizer that is one of the processors, or a part of one."""
+    found = (part if isinstance(part, Tokenizer) else getattr(part, "tokenizer", None) for part in processors)
+    return next((tokenizer for tokenizer in found if tokenizer is not None), None)
+
+
 def read_tokenizer(checkpoint: Path) -> Tokenizer:
-    """The tokenizer that a folder holds."""
-    for found in read_processors(checkpoint):
-        if isinstance(found, Tokenizer):
-            return found
-    raise ValueError(f"{checkpoint} has no tokenizer; `tokenizer.save_pretrained(folder)` adds one")
+    """Returns the tokenizer that a folder holds."""
+    tokenizer = find_tokenizer(read_processors(checkpoint))
+    if tokenizer is None:
+        raise ValueError(f"{checkpoint} has no tokenizer; `tokenizer.save_pretrained(folder)` adds one")
+    return tokenizer
 
 
 def read_inputs(
     checkpoint: Path, config: ITNetConfig, paths: list[Path], limit: int, batch_size: int
 ) -> list[dict[str, Tensor]]:
     """
-    Batches of forward arguments.
+    Reads batches of forward arguments.
 
     - Images: files, folders of files, or the column `image` of parquet files.
     - Texts: files with one text per line, or the column `text` of parquet files.
@@ -103,12 +109,12 @@ def read_inputs(
         raise ValueError(f"{checkpoint} has no processor or tokenizer; save one there, or give .npz files")
     items = [item for path in paths for item in load(reader)(path)][:limit]
     if not items:
-        raise ValueError(f"nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
+        raise ValueError(f"there is nothing for `modality` ({config.modality!r}) in {', '.join(map(str, paths))}")
     return [process(processors[0], config, items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
 
 
 def process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
-    """One batch of forward arguments out of what a reader has read."""
+    """Makes one batch of forward arguments out of what a reader has read."""
     if isinstance(processor, Tokenizer):
         limits = {"truncation": True, "max_length": config.max_position_embeddings}
         batch = processor(items, padding=True, return_tensors="pt", **limits)
@@ -116,8 +122,15 @@ def process(processor, config: ITNetConfig, items: list) -> dict[str, Tensor]:
     return dict(processor(items, return_tensors="pt"))
 
 
+def process_pairs(processors: list, images: list, texts: list[str]) -> dict[str, Tensor]:
+    """Makes one batch of forward arguments out of images, or groups of them, and their texts."""
+    if not processors:
+        raise ValueError("image and text need a processor, and the checkpoint has none; give .npz files")
+    return dict(processors[0](images=images, text=texts, return_tensors="pt"))
+
+
 def is_text(source: str) -> bool:
-    """Whether an argument is a text itself, and not the name of a file with texts."""
+    """Says whether an argument is a text itself, and not the name of a file with texts."""
     if Path(source).is_file():
         return False
     if len(source.split()) == 1 and Path(source).suffix in (*TEXT_SUFFIXES, ".parquet", ".npz"):
@@ -159,7 +172,7 @@ def read_clouds(path: Path) -> list[np.ndarray]:
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """A file itself; of a folder, the files in it and below that have one of the suffixes."""
+    """Returns a file itself; of a folder, the files in it and below that have one of the suffixes."""
     return sorted(f for f in path.rglob("*") if f.suffix.lower() in suffixes) if path.is_dir() else [path]
 
 

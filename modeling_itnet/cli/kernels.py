@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet plot-kernel``: what a learned kernel looks like on an input."""
+"""``itnet plot-kernel`` draws what a learned kernel looks like on an input."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +62,7 @@ def _read(model, checkpoint: Path, source: str) -> dict[str, Tensor]:
 
 
 def _queries(texts: list[str], read: Callable, expected: str) -> list | None:
-    """What `--query` says, each text turned by ``read`` into what plots take; None if nothing was said."""
+    """Returns what `--query` says, each text turned by ``read`` into what plots take, or None if nothing was said."""
     found = []
     for text in texts:
         try:

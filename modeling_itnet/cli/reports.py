@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet info``, ``bench`` and ``verify``: the commands that measure something and print it as tables or as JSON."""
+"""``itnet info``, ``bench`` and ``verify`` measure something and print it as tables or as JSON."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -112,8 +112,8 @@ def bench(
 
 
 def _measure(layers: dict, count: int, rounds: int, device: str) -> list[dict]:
-    """Median times of all layers at one number of positions. The layers take turns, so that a slow moment of the
-    machine meets all of them."""
+    """Returns the median times of all layers at one number of positions. The layers take turns, so that a slow moment
+    of the machine meets all of them."""
     inputs = {}
     for name, (_, make_arguments) in layers.items():
         features, *domain = make_arguments(count)
@@ -130,7 +130,7 @@ def _measure(layers: dict, count: int, rounds: int, device: str) -> list[dict]:
 
 
 def _time(layer: torch.nn.Module, arguments: tuple, device: str) -> tuple[float, float]:
-    """Seconds of a forward, and of a forward and backward."""
+    """Returns the seconds of a forward, and of a forward and backward."""
     start = _now(device)
     output = layer(*arguments)
     forward = _now(device) - start

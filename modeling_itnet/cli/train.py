@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``itnet train``: a script of examples/ with the options of a recipe."""
+"""``itnet train`` runs a script of examples/ with the options of a recipe."""
 
 import importlib
 import shlex
@@ -45,7 +45,7 @@ def train(
 
 
 def _launch(command: list[str]) -> int:
-    """Exit code of a command. Its processes do not hear of Ctrl-C: this one does, and ends them by SIGTERM."""
+    """Returns a command's exit code. Its processes do not hear of Ctrl-C: this one does, and ends them by SIGTERM."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
     try:
         process = subprocess.Popen(command)
@@ -60,7 +60,7 @@ def _launch(command: list[str]) -> int:
 
 
 def _options(overrides: list[str]) -> list[str]:
-    """["seed=1", "config_overrides.rank=4"] -> ["--seed", "1", "--config_overrides", "rank=4"]."""
+    """Turns ["seed=1", "config_overrides.rank=4"] into ["--seed", "1", "--config_overrides", "rank=4"]."""
     options, settings = [], []
     for override in overrides:
         name, sign, value = override.partition("=")

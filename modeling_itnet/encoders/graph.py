@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: nodes at their Laplacian positions (s = 8 by default), joined by edges."""
+"""The encoder of graphs: nodes lie at their Laplacian positions (s = 8 by default) and are joined by edges."""
 
 import math
 
@@ -48,7 +48,7 @@ class ITNetGraphEncoder(nn.Module):
 
     @property
     def edge_gate(self) -> Tensor | None:
-        """lambda, the weight of pairs that no edge joins; None if the operator ignores edges."""
+        """lambda, the weight of pairs that no edge joins, or None if the operator ignores edges."""
         return None if self.gate_root is None else self.gate_root.square()
 
     def forward(
@@ -78,7 +78,7 @@ class ITNetGraphEncoder(nn.Module):
         return Signal(self.dropout(features), domain)
 
     def _nodes(self, node_features: Tensor | None, node_types: Tensor | None) -> Tensor:
-        """The input that this model was made for, checked and in the right dtype."""
+        """Returns the input that this model was made for, checked and in the right dtype."""
         given = node_features if self.main_input_name == "node_features" else node_types
         if given is None:
             raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: patches on one or several grids of the unit square (s = 2)."""
+"""The encoder of images: patches lie on one or several grids of the unit square (s = 2)."""
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class ITNetImageEncoder(nn.Module):
         return self.patch_embeddings[0]  # of the first grid: whatever hooks it, its outputs reach every layer
 
     def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor) -> Signal:
-        """pixel_values [B, C, height, width]."""
+        """Takes pixel_values [B, C, height, width]."""
         channels = self.num_channels
         expected, note = ["batch", channels, "height", "width"], f": `num_channels` is {channels}"
         check_shape(pixel_values, "pixel_values", expected, note=note, may_be_empty=True)
@@ -71,6 +71,6 @@ class ITNetImageEncoder(nn.Module):
 
 
 def patch_centres(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """Centres of a grid of patches over [0, 1]^2, row by row: [rows * columns, 2]."""
+    """Returns the centres of a grid of patches over [0, 1]^2, row by row: [rows * columns, 2]."""
     row, column = ((torch.arange(count, device=device) + 0.5) / count for count in (rows, columns))
     return torch.cartesian_prod(row, column)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image and text on one joint domain of the plane (s = 2)."""
+"""The encoder of image and text, which lie on one joint domain of the plane (s = 2)."""
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class ITNetMultimodalEncoder(nn.Module):
         return self.text.input_embeddings()
 
     def forward(self, fourier: ITNetFourierFeatures, pixel_values: Tensor | None = None, **text_inputs) -> Signal:
-        """pixel_values [B, C, height, width]; text_inputs are the arguments of :class:`ITNetTextEncoder`."""
+        """Takes pixel_values [B, C, height, width] and as text_inputs the arguments of :class:`ITNetTextEncoder`."""
         if pixel_values is None:
             raise ValueError("`pixel_values` is missing: multimodal input is an image and a text")
         image, text = self.image(fourier, pixel_values), self.text(fourier, **text_inputs)
@@ -63,7 +63,7 @@ class ITNetMultimodalEncoder(nn.Module):
         return Signal(torch.cat(features, dim=1), domain)
 
     def _measure(self, image: Signal, text: Signal) -> Tensor:
-        """omega [B, n_img + n_txt]; both parts come with a uniform measure of their own."""
+        """Returns omega [B, n_img + n_txt]. Both parts come with a uniform measure of their own."""
         shares = self.measure
         if shares == "uniform":
             shares = [(part.measure > 0).sum(1, keepdim=True) for part in (image, text)]  # real positions

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Point clouds: points in space (s = 3), in any order."""
+"""The encoder of point clouds: points lie in space (s = 3), in any order."""
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class ITNetLocalExtraction(nn.Module):
         self.activation = nn.GELU()
 
     def forward(self, points: Tensor, point_features: Tensor | None, mask: Tensor | None) -> Tensor:
-        """points [B, n, 3] in float32, point_features [B, n, c], mask [B, n] -> [B, n, d]."""
+        """Turns points [B, n, 3] in float32, point_features [B, n, c] and a mask [B, n] into features [B, n, d]."""
         if point_features is not None:
             point_features = point_features.float()
         index, is_real = nearest_neighbors(points, self.num_neighbors, mask, point_features)  # [B, n, K]
@@ -98,7 +98,7 @@ class ITNetLocalExtraction(nn.Module):
 def nearest_neighbors(
     points: Tensor, count: int, mask: Tensor | None = None, point_features: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Indices [B, n, K] of the K = min(count, n) points nearest to each of ``points`` [B, n, s], nearest first.
+    """Returns indices [B, n, K] of the K = min(count, n) points nearest to each of ``points``, the nearest first.
 
     A point comes before all others in its own list. Equal distances are settled by the coordinates of the points, and
     then by ``point_features`` [B, n, c]: the smaller first coordinate, then the second, and so on. So neither padding
@@ -121,7 +121,7 @@ def nearest_neighbors(
 
 
 def lexicographic_rank(rows: Tensor) -> Tensor:
-    """Place of every row of ``rows`` [B, n, c] among its sample's, sorted by column 0, then 1, ...: [B, n]."""
+    """Returns the rank of every row [B, n, c] among its sample's, sorted by column 0, then 1, ...: [B, n]."""
     order = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
     for column in reversed(rows.unbind(-1)):
         order = order.gather(1, column.gather(1, order).argsort(dim=1, stable=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw signals: features and positions given directly, on any mesh of any dimension."""
+"""The encoder of raw signals: features and positions are given directly, on any mesh of any dimension."""
 
 from torch import Tensor, nn
 
@@ -62,7 +62,7 @@ class ITNetSignalEncoder(nn.Module):
 
 
 def signal_measure(features: Tensor, measure: Tensor | None, mask: Tensor | None) -> Tensor:
-    """omega [B, n] of features [B, n, d]: the given quadrature weights, normalised over real positions, or uniform."""
+    """Returns omega [B, n] of features [B, n, d]: quadrature weights, normalised over real positions, or uniform."""
     uniform = uniform_measure(features, check_mask(mask, *features.shape[:2]))
     if measure is None:
         return uniform

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text: tokens on a line (s = 1)."""
+"""The encoder of texts: tokens lie on a line (s = 1)."""
 
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,6 @@ class ITNetTextEncoder(nn.Module):
         if seq_idx is not None or cu_seq_lens_q is not None or self.unit is not None:
             restarts = position_ids if mask is None and past is None else None
             documents = self._documents(batch, count, restarts, seq_idx, cu_seq_lens_q)
-        if documents is not None and past is not None:
-            raise ValueError("`past_key_values` do not go with several documents in a row: they are one past for all")
         if documents is not None and position_ids is None:
             real = features.new_ones(batch, count) if mask is None else mask
             position_ids = positions_in_documents(documents, real)
@@ -114,7 +112,7 @@ class ITNetTextEncoder(nn.Module):
     def positions(
         self, count: int, mask: Tensor | None, position_ids: Tensor | None, device, before: Tensor | None = None
     ) -> Tensor:
-        """x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1].
+        """Returns x_k of every token: [n, 1] if the samples agree by construction, else [B, n, 1].
 
         ``before`` [B] are the real tokens that a cache holds of every text.
         """
@@ -133,7 +131,7 @@ class ITNetTextEncoder(nn.Module):
 
 
 def _mask_after(cache: "ITNetCache", mask: Tensor | None, count: int) -> Tensor | None:
-    """The mask [B, n] of new tokens, from one of theirs or one of all tokens, which is what `generate` gives."""
+    """Returns the mask [B, n] of new tokens, from one of theirs or one of all tokens, which `generate` gives."""
     if mask is None:
         return None
     batch, total = cache.batch_size, cache.length + count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classifier of pooled features, which most heads are."""
+"""The classifier of pooled features, which most heads derive from."""
 
 from torch import nn
 
@@ -9,7 +9,8 @@ from ..modeling_itnet import ITNetHead
 
 
 class ITNetPooledClassifier(ITNetHead):
-    """Classes, several labels or numbers, by dropout and a linear map on pooled features, or those of every position.
+    """Predicts classes, labels or numbers by dropout and a linear map on features that are pooled, or of every
+    position.
 
     A sample may consist of ``num_inputs`` k > 1, whose features it reads side by side.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of graphs."""
+"""The head that classifies graphs."""
 
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput

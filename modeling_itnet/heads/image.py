@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of images."""
+"""The head that classifies images."""
 
 from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput

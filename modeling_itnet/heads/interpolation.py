@@ -18,11 +18,11 @@ _CHUNK_PAIRS = 2**22
 def shepard_interpolation(
     features: Tensor, positions: Tensor, measure: Tensor, query_positions: Tensor, is_causal: bool = False
 ) -> Tensor:
-    r"""S[u](q) = sum_j w_j(q) u_j / sum_j w_j(q),   w_j(q) = omega_j |q - y_j|^-(s+2)   (Shepard, 1968).
+    r"""Computes S[u](q) = sum_j w_j(q) u_j / sum_j w_j(q), w_j(q) = omega_j |q - y_j|^-(s+2)   (Shepard, 1968).
 
-    Continuous in q, and u_j at q = y_j: where a query sits on positions, only these count. The unit of the coordinates
-    does not matter. A point that is split into two with half the measure each changes nothing; padding, omega = 0,
-    does not count. Weights are made piece by piece, and again in the backward pass: O(n + m) memory.
+    It is continuous in q, and u_j at q = y_j: where a query sits on positions, only these count. The unit of the
+    coordinates does not matter. A point that is split into two with half the measure each changes nothing; padding,
+    omega = 0, does not count. Weights are made piece by piece, and again in the backward pass: O(n + m) memory.
 
     Args:
         features: u ``[B, n, d]``.
@@ -66,7 +66,7 @@ def _interpolate(features: Tensor, positions: Tensor, measure: Tensor, queries: 
 
 
 def local_interpolation(features: Tensor, positions: Tensor, measure: Tensor, query_positions: Tensor) -> Tensor:
-    r"""Shepard's interpolant of the 16 nearest positions, with weights that reach 0 at the farthest of them.
+    r"""Computes Shepard's interpolant of the 16 nearest positions, with weights that reach 0 at the farthest of them.
 
         w_j(q) = omega_j (1 / |q - y_j| - 1 / R(q))^(s+2),   R(q) the distance of the farthest   (Renka, 1988)
 

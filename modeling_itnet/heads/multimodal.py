@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads for image and text: answers to a question about an image, and statements about two images."""
+"""The heads of image and text, which answer a question about an image or judge a statement about two images."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ VQA_V2_ANSWERS = 3129
 
 
 class ITNetImageTextInputs:
-    """The forward of heads that read images with a text: each text with one image, or several."""
+    """Holds the forward of heads that read images with a text. Each text comes with one image, or several."""
 
     modality = "multimodal"
 
@@ -95,7 +95,7 @@ class ITNetForImagesAndTextClassification(ITNetImageTextInputs, ITNetPooledClass
 
 
 def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tensor:
-    """Score of every answer by what people said (VQA v2): [B, num_labels] in [0, 1].
+    """Returns the score of every answer by what people said (VQA v2): [B, num_labels] in [0, 1].
 
     ``answers`` holds what each of the N people asked said, for each question. An answer is right to the degree
     min(number of people who gave it / 3, 1), averaged over all N ways to leave one of them out.
@@ -119,7 +119,7 @@ def vqa_soft_targets(answers: list[list[str]], label2id: dict[str, int]) -> Tens
 
 
 def vqa_accuracy(logits: Tensor, targets: Tensor) -> float:
-    """VQA accuracy: the soft target of the answer with the highest score, averaged: [B, num_labels] each -> [0, 1].
+    """Returns the VQA accuracy: the mean soft target of the answer with the highest score, [B, num_labels] each.
 
     With ``targets`` of class indices [B] it is plain accuracy.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of point clouds."""
+"""The head that classifies point clouds."""
 
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput

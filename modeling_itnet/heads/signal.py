@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operator learning: a function on one set of points in, a function on any other set of points out."""
+"""The head of operator learning: it maps a function on one set of points to a function on any other set of points."""
 
 from torch import Tensor, nn
 from transformers.processing_utils import Unpack
@@ -54,7 +54,7 @@ class ITNetQueryLayer(nn.Module):
         domain: Domain,
         query_positions: Tensor,  # [m, s] or [B, m, s]
     ) -> Tensor:
-        """w [B, m, d]."""
+        """Returns w [B, m, d]."""
         places = self.places(domain, query_positions)
         hidden_states = self.interpolated(features, domain, places, is_local=self.factors is not None)
         queries = self.query_norm(hidden_states)
@@ -67,7 +67,7 @@ class ITNetQueryLayer(nn.Module):
         return Coordinates(query_positions, domain.frequencies, name="query_positions")
 
     def interpolated(self, features: Tensor, domain: Domain, places: Coordinates, is_local: bool) -> Tensor:
-        """v [B, m, d]; S[u] over all positions or, except in a causal model, over the nearest."""
+        """Returns v [B, m, d], which is S[u] over all positions or, except in a causal model, over the nearest."""
         where, is_causal = (domain.positions, domain.measure, places.positions), self.config.is_causal
         if is_local and not is_causal:
             values = local_interpolation(features, *where)
@@ -76,7 +76,7 @@ class ITNetQueryLayer(nn.Module):
         return values + self.position_projection(places.features_in(features.dtype))
 
     def integral(self, features: Tensor, domain: Domain, queries: Tensor, places: Coordinates) -> Tensor:
-        """The heads' integrals side by side, before W^O, for queries LN(v) [B, m, d]: [B, m, d]."""
+        """Returns the heads' integrals side by side, before W^O, for queries LN(v) [B, m, d]: [B, m, d]."""
         u, queries = (tensor.unflatten(-1, (self.config.num_attention_heads, -1)) for tensor in (features, queries))
         kernel = self.kernel(domain.frequencies)
         if self.factors is None:
@@ -145,7 +145,7 @@ class ITNetForSignalRegression(ITNetHead):
         return check_shape(query_positions, "query_positions", ["queries", dim], [batch, "queries", dim])
 
     def task_loss(self, predictions: Tensor, labels: Tensor, query_mask: Tensor | None) -> Tensor:
-        """Every sample counts alike, however many queries it has."""
+        """Returns the loss by `config.signal_loss`. Every sample counts alike, however many queries it has."""
         check_shape(labels, "labels", list(predictions.shape), note=": [batch, queries, `num_labels`]")
         predictions, labels = predictions.float(), labels.to(predictions.device).float()
         count = predictions.shape[1]
@@ -159,5 +159,5 @@ class ITNetForSignalRegression(ITNetHead):
 
 
 def relative_l2(predictions: Tensor, labels: Tensor) -> Tensor:
-    """|p - y| / |y| of every sample, over all points and components: [B, m, c] each -> [B]."""
+    """Returns |p - y| / |y| of every sample, over all points and components: [B, m, c] each -> [B]."""
     return (predictions - labels).norm(dim=(1, 2)) / labels.norm(dim=(1, 2))

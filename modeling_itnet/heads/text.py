@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heads of texts: classes of a text, masked tokens, answer spans and labels of tokens."""
+"""The heads of texts, which predict classes of a text, masked tokens, answer spans or labels of tokens."""
 
 from collections import OrderedDict
 
@@ -23,7 +23,7 @@ from .common import ITNetPooledClassifier
 
 
 class ITNetTextInputs:
-    """The forward of heads that read a text and have `labels`: a head defines its `scores`, the logits."""
+    """Holds the forward of heads that read a text and have `labels`. A head defines its `scores`, the logits."""
 
     modality = "text"
     main_input_name = "input_ids"

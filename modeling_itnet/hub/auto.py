@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the table of modalities says, told to Transformers' Auto classes and pipelines."""
+"""Tells Transformers' Auto classes and pipelines what the table of modalities says."""
 
 import transformers
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoModel, AutoProcessor
@@ -30,7 +30,7 @@ def register_modality(modality: Modality) -> None:
 
 
 def processor_classes() -> dict[type, type]:
-    """Class of every processor -> its Auto class. Tokenizers are those of Transformers, which AutoTokenizer knows."""
+    """Returns class -> Auto class of every processor. Tokenizers are Transformers' own, which AutoTokenizer knows."""
     bases = {BaseImageProcessor: AutoImageProcessor, ProcessorMixin: AutoProcessor, object: AutoFeatureExtractor}
     processors = [load(row.processor) for row in MODALITIES.values() if row.processor is not None]
     return {cls: next(auto for base, auto in bases.items() if issubclass(cls, base)) for cls in processors}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model cards: one template, filled from a configuration."""
+"""Fills the one template of model cards from a configuration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from configuration_itnet import ITNetConfig, find_modality, preset_names
 
 from ..analysis.parameters import count_parameters
+from ..integration.choice import exact_limit
 from ..modalities import find_head
 from ..modeling_itnet import ITNetModel
 
@@ -28,7 +29,7 @@ def model_card(
     preset: str | None = None,
 ) -> ModelCard:
     """
-    The card of a model. Nothing is loaded or allocated.
+    Returns the card of a model. Nothing is loaded or allocated.
 
     Args:
         name: Repository id (owner/name), or the name of a folder.
@@ -60,6 +61,7 @@ def model_card(
         title=title or short_name,
         repo=name if "/" in name else f"./{name}",  # a bare name would be asked of the Hub
         config=config,
+        exact_limit=exact_limit(config),
         modality=row,
         task=task,
         model_class=model_class.__name__,
@@ -75,12 +77,12 @@ def model_card(
 
 
 def result_task(model_class: type) -> str:
-    """What the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
+    """Returns what the Hub calls the task that a result was measured on, for `EvalResult.task_type`."""
     return getattr(find_head(model_class), "hub_task", None) or "other"
 
 
 def preset_cards() -> dict[str, str]:
-    """File name -> card of every preset."""
+    """Returns file name -> card of every preset."""
     configs = {name: ITNetConfig.from_preset(name) for name in preset_names()}
     cards = {name: model_card(name, config, is_random=True, preset=name) for name, config in configs.items()}
     return {f"{name}.md": str(card) for name, card in cards.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New checkpoints: seeded weights, configuration, processor, tokenizer and card in one folder."""
+"""Makes new checkpoints: seeded weights, configuration, processor, tokenizer and card in one folder."""
 
 import os
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def create_checkpoint(
 
 
 def _make_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence):
-    """The processor of a configuration, if it has one; the configuration gets the vocabulary of its tokenizer."""
+    """Returns the processor of a configuration, if it has one, whose vocabulary the configuration gets."""
     row = find_modality(config.modality)
     maker = None if row.processor is None else load(row.processor).from_model_config
     if not row.has_tokens:
@@ -87,7 +87,7 @@ def _make_processor(config: ITNetConfig, tokenizer: str | None, texts: Sequence)
 
 
 def _end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that ends a text."""
+    """Returns the token that ends a text."""
     return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
@@ -120,7 +120,7 @@ def make_tokenizer(
     texts: Sequence[str | os.PathLike], vocab_size: int, max_length: int, is_causal: bool = False
 ) -> PreTrainedTokenizerFast:
     """
-    A byte-level BPE tokenizer that knows every text: trained on files, or with one token per byte without any.
+    Makes a byte-level BPE tokenizer that knows every text: trained on files, or with one token per byte without any.
 
     A word's token includes the space before it. So does the mask of a trained tokenizer, which stands for a word: "the
     [MASK] of" gives the tokens that masking the middle of "the kernel of" gives in training. Pairs of texts get

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that load anywhere: weights, configuration, processor, card, and the code that they need."""
+"""Writes folders that load anywhere: weights, configuration, processor, card, and the code that they need."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def push_with_code(model: ITNetPreTrainedModel, repo_id: str, processor=None, **
 
 
 def _exported_heads(heads: tuple[Head, ...], model_class: type) -> list[Head]:
-    """The heads in the file of the model's own head; all of them for a bare model."""
+    """Returns the heads in the file of the model's own head; all of them for a bare model."""
     files = {head.model.split(":")[0] for head in heads if issubclass(model_class, load(head.model))}
     return [head for head in heads if not files or head.model.split(":")[0] in files]
 

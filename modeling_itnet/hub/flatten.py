@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a flat set of modules, which is what Transformers loads with ``trust_remote_code=True``.
+"""Writes the package as a flat set of modules, which is what Transformers loads with ``trust_remote_code=True``.
 
 The loader follows ``from .sibling import name`` only. So every module becomes a file with a name of its own, and every
 import between our modules is rewritten, by its syntax tree, to name the file that defines what is imported.
@@ -28,7 +28,8 @@ from configuration_itnet import MODALITIES, ITNetConfig, Modality, find_modality
 from ..modalities import find_encoder, load
 
 PACKAGES = ("configuration_itnet", "itnet_kernels", "modeling_itnet")
-#: What only some modes need, and which. Whatever imports one of these modules asks for the mode before it uses it.
+#: What only some modes need, and which; "edges" are those of graphs, in every mode. Whatever imports one of these
+#: modules asks for the mode, or for edges, before it uses it.
 MODE_MODULES = {
     "itnet_kernels.integral_transform": ("exact", "near_far", "monte_carlo"),
     "itnet_kernels.low_rank.matrix": ("low_rank", "near_far"),
@@ -38,7 +39,9 @@ MODE_MODULES = {
     "itnet_kernels.near.blocks": ("near_far",),
     "itnet_kernels.near.windows": ("near_far",),
     "itnet_kernels.sampled.anchors": ("monte_carlo",),
+    "itnet_kernels.sampled.list_sum": ("near_far", "monte_carlo", "edges"),
     "itnet_kernels.sampled.monte_carlo": ("monte_carlo",),
+    "itnet_kernels.sampled.sampled": ("low_rank", "near_far", "monte_carlo", "edges"),
     "modeling_itnet.integration.factors": ("low_rank", "near_far"),
     "modeling_itnet.integration.near": ("near_far",),
     "modeling_itnet.integration.proposal": ("monte_carlo",),
@@ -59,22 +62,25 @@ class Module(NamedTuple):
 
 
 def flat_name(module: str) -> str:
-    """modeling_itnet.encoders.text -> modeling_itnet_encoders_text; a module named as its package keeps that name."""
+    """Turns modeling_itnet.encoders.text into modeling_itnet_encoders_text; a module named as its package keeps it."""
     parts = module.split(".")
     return "_".join(part for index, part in enumerate(parts) if index == 0 or part != parts[index - 1])
 
 
 def flat_reference(cls: type) -> str:
-    """What ``auto_map`` calls a class: "file.Class"."""
+    """Returns what ``auto_map`` calls a class: "file.Class"."""
     return f"{flat_name(cls.__module__)}.{cls.__name__}"
 
 
 def flat_sources(config: ITNetConfig, *classes: type) -> dict[str, str]:
-    """File name -> source of all modules that ``classes`` need, for models of one configuration."""
+    """Returns file name -> source of all modules that ``classes`` need, for models of one configuration."""
     modes = {*config.integration_modes, *(mode for cls in classes for mode in getattr(cls, "own_modes", ()))}
+    modality, encoder = find_modality(config.modality), find_encoder(config)
+    # Encoders of other packages may join positions by edges without taking any as an input.
+    if "neighbors" in encoder.optional or encoder.__module__.split(".")[0] not in PACKAGES:
+        modes.add("edges")
     absent = {name for name, needing in MODE_MODULES.items() if modes.isdisjoint(needing)}
     absent |= set() if config.is_causal else {*CAUSAL_MODULES}
-    modality = find_modality(config.modality)
     sources, waiting, owners = {}, [cls.__module__ for cls in classes], {}
     while waiting:
         module = read_module(waiting.pop())
@@ -100,7 +106,7 @@ def write_flat_sources(folder: Path, config: ITNetConfig, *classes: type) -> Non
 
 
 def _for_one(modality: Modality, module: Module) -> Module:
-    """The module as an exported model has it. The table has two rows, the model's own and that of a default
+    """Returns the module as an exported model has it. The table has two rows, the model's own and that of a default
     configuration, which Transformers makes to compare with; both hold only what a configuration reads. The module that
     finds encoders becomes one function."""
     if module.name == Modality.__module__:
@@ -140,7 +146,7 @@ def read_module(name: str) -> Module:
 
 
 def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str]]:
-    """The module's source with flat imports, and the modules that it imports; none of those that are ``absent``."""
+    """Returns the source with flat imports, and the modules that it imports, none of which is ``absent``."""
     lines = module.source.splitlines()
     optional = {node for block in ast.walk(module.tree) if isinstance(block, ast.Try) for node in ast.walk(block)}
     imports = [node for node in ast.walk(module.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -171,12 +177,12 @@ def _flatten(module: Module, absent: Container[str] = ()) -> tuple[str, list[str
 
 
 def _target(module: Module, node: ast.ImportFrom) -> str:
-    """Absolute name of the module that ``node`` imports from."""
+    """Returns the absolute name of the module that ``node`` imports from."""
     return importlib.util.resolve_name("." * node.level + (node.module or ""), module.package)
 
 
 def _definer(target: str, name: str, where: str) -> str:
-    """The module that defines ``name``, which ``target`` may only re-export."""
+    """Returns the module that defines ``name``, which ``target`` may only re-export."""
     module = read_module(target)
     for node in module.tree.body:
         if isinstance(node, ast.ImportFrom) and _is_ours(_target(module, node)):
@@ -189,6 +195,6 @@ def _definer(target: str, name: str, where: str) -> str:
 
 
 def _is_ours(module: str) -> bool:
-    """Whether a module is exported with what imports it: those of the packages that the table of modalities names."""
+    """Says whether a module is exported with what imports it, as those of our packages and of the table's rows are."""
     named = {reference.split(":")[0].split(".")[0] for row in MODALITIES.values() for reference in row.exported}
     return module.split(".")[0] in {*PACKAGES, *named} - {""}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of plain tensor operations, and ONNX files made of them.
+"""Exports graphs of plain tensor operations, and ONNX files made of them.
 
 The sum over pairs is one opaque operator, which no other runtime knows. Here it is written out, densely: a graph that
 holds one hidden unit of every pair at once, n^2 H w numbers per sample; of near and far models, those of the pairs in
@@ -30,7 +30,7 @@ def export_graph(
     model: ITNetPreTrainedModel, inputs: Mapping[str, Tensor], dynamic_batch: bool = True
 ) -> ExportedProgram:
     """
-    A graph of plain tensor operations.
+    Returns a graph of plain tensor operations.
 
     Args:
         model: Any ITNet model; it is exported as it runs in evaluation.
@@ -60,8 +60,8 @@ def export_decoding_step(
     model: ITNetForCausalLM, capacity: int | None = None, dynamic_batch: bool = True
 ) -> ExportedProgram:
     """
-    A graph of plain tensor operations for one step of decoding: :class:`DecodingStep`, whose arguments and results it
-    has. `DecodingStep(model, capacity).initial_state(batch)` is what it starts from.
+    Returns a graph of plain tensor operations for one step of decoding, with the arguments and results of
+    :class:`DecodingStep`. It starts from `DecodingStep(model, capacity).initial_state(batch)`.
 
     Args:
         model: A causal language model with exact, near and far or low-rank integration.
@@ -101,7 +101,7 @@ def _plain_graph(module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes) -
 
 
 def _dense_pair_sum(*arguments) -> Tensor:
-    """``itnet::pair_sum``, all pairs at once, or all blocks."""
+    """Computes ``itnet::pair_sum`` with all pairs at once, or all blocks."""
     inputs = PairInputs(*arguments)
     if inputs.block_pairs:
         return plain_pair_sum(inputs)
@@ -109,7 +109,7 @@ def _dense_pair_sum(*arguments) -> Tensor:
 
 
 def _dense_cummax(tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """``aten.cummax`` by n^2 comparisons."""
+    """Computes ``aten.cummax`` by n^2 comparisons."""
     rows = tensor.movedim(dim, -1)
     visible = torch.ones(rows.shape[-1], rows.shape[-1], dtype=torch.bool, device=rows.device).tril()
     values, indices = rows.unsqueeze(-2).where(visible, -torch.inf).max(-1)
@@ -119,7 +119,7 @@ def _dense_cummax(tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _dense_stable_sort(
     tensor: Tensor, *, stable: bool | None = True, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``aten.sort.stable`` by n^2 comparisons: the place of a value is the number of those before it."""
+    """Computes ``aten.sort.stable`` by n^2 comparisons: the place of a value is the number of those before it."""
     rows = tensor.movedim(dim, -1)
     own, other = rows.unsqueeze(-1), rows.unsqueeze(-2)
     numbers = torch.arange(rows.shape[-1], device=rows.device)
@@ -138,13 +138,13 @@ _UNKNOWN_TO_ONNX = {
 
 
 def _dynamic_shapes(inputs: Mapping[str, Tensor], batch) -> dict:
-    """What torch.export is told of every input: the axis of samples, unless all samples share it as [n, s]."""
+    """Returns what torch.export is told of every input: the axis of samples, unless all samples share it as [n, s]."""
     shared = {name for name, value in inputs.items() if name.endswith("positions") and value.dim() == 2}
     return {name: None if name in shared or batch is None else {0: batch} for name in inputs}
 
 
 def _output_names(graph: ExportedProgram) -> list[str]:
-    """The fields of the model's output, in its order; those that hold several tensors are numbered."""
+    """Returns the fields of the model's output, in its order. Those that hold several tensors are numbered."""
     outputs = graph.call_spec.out_spec
     names = []
     for name, part in zip(outputs.context, outputs.children(), strict=True):

@@ -17,7 +17,7 @@ class Anchors(NamedTuple):
 
     indices: Tensor  # [B, M] the keys, or for a causal operator [B, n, M]: those of every query
     measure: Tensor  # the same shape: what the key stands for, summing to 1
-    coordinates: Coordinates | None = None  # of the keys [B, M]
+    coordinates: Coordinates | None = None  # of the keys, [B, M, s], or [M, s] where samples share them
 
 
 def find_anchors(
@@ -30,13 +30,17 @@ def find_anchors(
     if is_causal:
         return causal_anchors(measure, count)
     positions, batch = coordinates.positions, measure.shape[0]
-    indices, clusters = (t.expand(batch, -1) for t in cluster(positions, measure, count))
-    places = Coordinates(take(positions.expand(batch, *positions.shape[-2:]), indices), coordinates.frequencies)
-    return Anchors(indices, cluster_measure(measure, clusters, count), places)
+    indices, clusters = cluster(positions, measure, count)  # [B or 1, M], [B or 1, n]
+    if positions.dim() == 2 and len(indices) == 1:  # the same for all samples, so that they share a position term
+        places = positions[indices[0]]
+    else:
+        places = take(positions.expand(batch, *positions.shape[-2:]), indices)
+    weight = cluster_measure(measure, clusters.expand(batch, -1), count)
+    return Anchors(indices.expand(batch, -1), weight, Coordinates(places, coordinates.frequencies))
 
 
 class ITNetAnchors:
-    """:func:`find_anchors`, which keeps the clusters of a domain that the whole batch shares until another comes."""
+    """Calls :func:`find_anchors`, and keeps the clusters of a domain that a batch shares until another comes."""
 
     def __init__(self):
         # Positions, measure of one sample, count; and their clusters. One attribute: threads see all of it or nothing.
@@ -75,8 +79,8 @@ def causal_anchors(measure: Tensor, count: int) -> Anchors:
 
     A query that sees c real keys cuts them, in their order, into blocks of h keys, h the largest power of two that
     leaves M blocks or more; then the oldest are joined in pairs until there are M, the last of which may be short. The
-    middle of each block is the anchor, with the measure of the block. Up to M keys are all anchors: exact. Nothing
-    depends on how many keys follow, so a prefix of a text is integrated as it would be alone. O(n M) in all.
+    middle of each block is the anchor, with the measure of the block. Up to M keys are all anchors, which is exact.
+    Nothing depends on how many keys follow, so a prefix of a text is integrated as it would be alone. It takes O(n M).
     """
     real = measure > 0
     seen = real.cumsum(1).unsqueeze(-1)  # c [B, n, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators of a model are called with, for whoever looks at kernels from outside."""
+"""Captures what the operators of a model are called with, for whoever looks at kernels from outside."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,7 @@ def forward_arguments(model: nn.Module, inputs: Mapping[str, Tensor], name: str)
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this context the model is in evaluation mode."""
+    """Keeps the model in evaluation mode within the context."""
     was_training = [module for module in model.modules() if module.training]
     try:
         model.eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing how to integrate."""
+"""Chooses how to integrate."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers.utils import logging
 
 from configuration_itnet import ITNetConfig
-from itnet_kernels.backends import TRITON_DEVICES
 from itnet_kernels.transforms import is_batched
 
 logger = logging.get_logger(__name__)
@@ -21,7 +20,7 @@ _MODE: ContextVar[str | None] = ContextVar("integration_mode", default=None)
 
 @contextmanager
 def integrating(mode: str) -> Iterator[None]:
-    """Within this context all models integrate in the given mode, whatever their configurations say."""
+    """Makes all models integrate in the given mode within the context, whatever their configurations say."""
     token = _MODE.set(mode)
     try:
         yield
@@ -34,23 +33,18 @@ def requested_mode(config: ITNetConfig) -> str:
     return config.integration_mode if torch.compiler.is_compiling() else _MODE.get() or config.integration_mode
 
 
-#: Most positions that "auto" integrates exactly where ``exact_max_positions`` is None: on a CPU, and on a GPU, whose
-#: exact kernels are estimated to be as fast as Monte Carlo integration up to about this length (docs/decisions.md).
-EXACT_ON_CPU, EXACT_ON_GPU = 512, 8192
+#: Most positions that "auto" integrates exactly where ``exact_max_positions`` is None: the paper's number. On a GPU,
+#: Monte Carlo integration is predicted to be as fast from 110 to 240 positions on (docs/decisions.md).
+EXACT_POSITIONS = 512
 
 
-def exact_limit(config: ITNetConfig, device_type: str = "cpu") -> int:
-    """Returns the most real positions that "auto" integrates exactly, on such a device.
-
-    A causal model has one limit everywhere: its cache, its steps and its training must integrate in the same way.
-    """
-    if config.exact_max_positions is not None:
-        return config.exact_max_positions
-    return EXACT_ON_GPU if device_type in TRITON_DEVICES and not config.is_causal else EXACT_ON_CPU
+def exact_limit(config: ITNetConfig) -> int:
+    """Returns the most real positions that "auto" integrates exactly."""
+    return EXACT_POSITIONS if config.exact_max_positions is None else config.exact_max_positions
 
 
-def integration_mode(config: ITNetConfig, count: int, device_type: str = "cpu") -> str:
-    """Returns "exact", "monte_carlo" or "low_rank" for a signal of ``count`` real positions.
+def integration_mode(config: ITNetConfig, count: int) -> str:
+    """Returns the mode of a signal of ``count`` real positions, which is never "auto".
 
     The way in which a position of a causal model is integrated must not change with what comes later: there "auto"
     goes by ``max_position_embeddings``, whatever the length. When "auto" approximates, that is logged once.
@@ -59,7 +53,7 @@ def integration_mode(config: ITNetConfig, count: int, device_type: str = "cpu") 
     if mode != "auto":
         return mode
     count = config.max_position_embeddings if config.is_causal else count
-    limit = exact_limit(config, device_type)
+    limit = exact_limit(config)
     if count <= limit:
         return "exact"
     mode = config.integration_modes[1]
@@ -78,9 +72,9 @@ def integration_plan(config: ITNetConfig, measure: Tensor, is_padded: bool) -> l
     the other samples of a batch change a result. Where values cannot be looked at, as in a compiled graph, "auto"
     needs a batch that leaves no choice: ``n`` up to ``exact_max_positions``, or no padding.
     """
-    length, device_type = measure.shape[1], measure.device.type
-    longest, limit = integration_mode(config, length, device_type), exact_limit(config, device_type)
-    if not is_padded or longest == integration_mode(config, 0, device_type):
+    length = measure.shape[1]
+    longest, limit = integration_mode(config, length), exact_limit(config)
+    if not is_padded or longest == integration_mode(config, 0):
         return [(longest, None)]
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_batched(measure):
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several documents in one row, which do not see each other."""
+"""Takes apart several documents in one row, which do not see each other."""
 
 from typing import NamedTuple
 

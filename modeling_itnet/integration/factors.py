@@ -26,8 +26,8 @@ from ..domain import Domain
 class ITNetFactor(nn.Module):
     """Phi or Psi: W2 GELU(W1 [gamma(x); u^(h)] + b1) + b2. The heads share W1.
 
-    At every position and per head, a rank x d_h matrix in the vector form and ``rank`` numbers, f or g, in the matrix
-    form. The latter start close to 1: small M make the kernel small, and the gradient of M is not.
+    At every position and per head it is a rank x d_h matrix in the vector form, and ``rank`` numbers, f or g, in the
+    matrix form. The latter start close to 1: small M make the kernel small, and the gradient of M is not.
     """
 
     def __init__(self, config: ITNetConfig, init_scale: float):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From exact to low-rank, and to near and far integration: fits new kernels to the operators of a trained model."""
+"""Turns exact into low-rank, or near and far, integration: fits new kernels to the operators of a trained model."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -135,7 +135,7 @@ def fit_near_far(
 
 
 def _changed(config: ITNetConfig, values: Mapping) -> ITNetConfig:
-    """A copy of a configuration with other values, where these are not None; an error if they do not fit."""
+    """Returns a copy of a configuration with other values, where these are not None; an error if they do not fit."""
     config = copy.deepcopy(config)
     for name, value in values.items():
         if value is not None:
@@ -149,7 +149,7 @@ def _convert(
 ) -> FitReport:
     """Fits and installs the kernels of ``config.integration_mode``, and takes over the values that they need.
 
-    Only if all goes well: whoever stops the fit finds the model as it was.
+    The model changes only if all goes well: whoever stops the fit finds it as it was.
     """
     if not 0 <= settings.hold_out < 1:
         raise ValueError(f"`hold_out` ({settings.hold_out}) must be in [0, 1)")
@@ -204,10 +204,10 @@ def _convert(
 def _model_problem(
     model: nn.Module, last: nn.Module, first_operator: ITNetOperator, batches: list[dict[str, Tensor]]
 ) -> Problem:
-    """The outputs that the module ``last`` has when this is called, which the converted model is to reproduce."""
+    """Returns the outputs that the module ``last`` has when this is called, which the new model is to reproduce."""
 
     def real(batch: dict[str, Tensor]) -> Tensor:
-        """Which positions, or queries, are not padding: [B, m, 1], or 1 for all."""
+        """Returns which positions, or queries, are not padding: [B, m, 1], or 1 for all."""
         if isinstance(last, ITNetQueryLayer):
             mask = batch.get("query_mask")
             return torch.ones((), device=model.device) if mask is None else (mask > 0).unsqueeze(-1)
@@ -222,7 +222,7 @@ def _model_problem(
 
 
 def _batches(model: nn.Module, data) -> list[dict[str, Tensor]]:
-    """The calibration data as forward arguments of the base model, on its device."""
+    """Returns the calibration data as forward arguments of the base model, on its device."""
     if isinstance(data, Tensor):
         data = [data]
     batches = [data] if isinstance(data, Mapping) else list(data or [])
@@ -235,7 +235,7 @@ def _batches(model: nn.Module, data) -> list[dict[str, Tensor]]:
 def _split(
     base: nn.Module, batches: list[dict[str, Tensor]], hold_out: float
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]], int]:
-    """All batches without their last samples, these samples, and how many they are."""
+    """Returns all batches without their last samples, these samples, and how many they are."""
     kept, held, num_held = [], [], 0
     for batch in batches:
         size = next((len(batch[name]) for name in base.encoder.required if name in batch), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One integral in place of another: factors, and a near kernel, that are fitted to an exact integral."""
+"""Puts one integral in place of another: fits factors, and a near kernel, to an exact integral."""
 
 import copy
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class ExactCall(NamedTuple):
 def exact_call(
     owner: ITNetOperator | ITNetQueryLayer, config: ITNetConfig, features: Tensor, domain: Domain, *more: Tensor
 ) -> ExactCall:
-    """What an operator or a query layer was called with, and its exact integral."""
+    """Returns what an operator or a query layer was called with, and its exact integral."""
     heads = features.float().unflatten(-1, (config.num_attention_heads, -1))  # [B, n, H, d_h]
     if isinstance(owner, ITNetOperator):
         wanted = owner.integral(features, domain.replaced(neighbors=None)).float()  # whatever the edges
@@ -93,9 +93,9 @@ class FittedIntegral(nn.Module):
 
     @torch.no_grad()
     def _near_terms(self, call: ExactCall) -> Tensor:
-        """What the near field is linear in: the near integrals of the exact kernel without b2, and of the identity.
+        """Returns what the near field is linear in: near integrals of the exact kernel without b2 and of the identity.
 
-        [B, m, H, 2 d_h], or [B, m, H, 0] without a near field.
+        They are [B, m, H, 2 d_h], or [B, m, H, 0] without a near field.
         """
         heads, domain, config = call.heads, call.domain, self.config
         if self.kernel is None:
@@ -135,7 +135,7 @@ class FittedIntegral(nn.Module):
 
 
 def _least_squares(gram: Tensor, right: Tensor, sizes: list[int], num_shared: int) -> Tensor:
-    """The solution [H, f, a] of gram [H, f, f] solution = right [H, f, a], a little damped.
+    """Returns the solution [H, f, a] of gram [H, f, f] solution = right [H, f, a], a little damped.
 
     Every block of ``sizes`` regressors is damped by its own size. The last ``num_shared`` rows are the same for all
     heads.
@@ -157,7 +157,7 @@ def _least_squares(gram: Tensor, right: Tensor, sizes: list[int], num_shared: in
 
 
 def _set_factors(factors: ITNetFactors, weight: Tensor, constant: Tensor) -> None:
-    """Phi's output layer or the matrices, and the constant, from rows of a solution [H, ..., a]."""
+    """Sets Phi's output layer or the matrices, and the constant, from rows of a solution [H, ..., a]."""
     factors.bias.copy_(constant.mT)
     if factors.is_matrix:
         factors.matrices.copy_(weight.unflatten(1, factors.matrices.shape[1:3]).mT)  # [H, r, c, a] -> [H, r, a, c]
@@ -169,7 +169,7 @@ def _set_factors(factors: ITNetFactors, weight: Tensor, constant: Tensor) -> Non
 
 
 def _regressors(factors: ITNetFactors, call: ExactCall) -> Tensor:
-    """[Z[r] h_i[k]; Z[r]; ubar[c]], or in the matrix form [f_i[r] S[r, c]; ubar[c]], at all queries: [B, m, H, ...].
+    """Returns [Z[r] h_i[k]; Z[r]; ubar[c]], or in the matrix form [f_i[r] S[r, c]; ubar[c]]: [B, m, H, ...].
 
     The operator itself gives them: with unit vectors for Phi, or unit matrices for M; the mean, with a kernel of 0 and
     an identity as its constant.
@@ -206,7 +206,7 @@ def _regressors(factors: ITNetFactors, call: ExactCall) -> Tensor:
 
 @torch.no_grad()
 def _random_factors(config: ITNetConfig, seed: int) -> ITNetFactors:
-    """Factors with hidden units of a useful size, in float32: those of a new model start close to 0."""
+    """Makes factors with hidden units of a useful size, in float32: those of a new model start close to 0."""
     factors = ITNetFactors(config).float()
     generator = torch.Generator().manual_seed(seed)
     for parameter in factors.parameters():

@@ -73,8 +73,8 @@ def find_near_keys(config: ITNetConfig, queries: Coordinates, domain: "Domain") 
 def ball_scale(radius: float, dimension: int) -> float:
     """Returns 1 over the volume of a ball, of at most 1: its measure where positions fill the unit cube evenly.
 
-    A constant, unlike the mean measure of the balls of a sample: that one varies with the positions, by 10 % for 32
-    random points in the unit square and balls of radius 0.3, and every integral would vary with it.
+    It is a constant, unlike the mean measure of the balls of a sample: that one varies with the positions, by 10 % for
+    32 random points in the unit square and balls of radius 0.3, and every integral would vary with it.
     """
     volume = math.pi ** (dimension / 2) / math.gamma(dimension / 2 + 1) * radius**dimension
     return 1 / min(volume, 1.0)
@@ -142,7 +142,7 @@ def window_reach(near_size: int, dimension: int, is_causal: bool) -> int:
 
 
 def _by_rank(blocks: Blocks, measure: Tensor, start: int, count: int) -> Blocks:
-    """Windows count real positions. Where padding stands between these, blocks name them by their place among them."""
+    """Makes windows count real positions: where padding lies between, blocks name these by their place among them."""
     real = measure[:, start : start + count] > 0
     if may_look_at(real):
         gaps = real[:, 1:] != real[:, :-1]  # a run of real positions has at most a beginning and an end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Monte Carlo integration samples: the measure itself, or a learned proposal (§mc_impl of the paper)."""
+"""Says where Monte Carlo integration samples: from the measure, or from a learned proposal (§mc_impl of the paper)."""
 
 import math
 from typing import NamedTuple

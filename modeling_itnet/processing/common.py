@@ -14,19 +14,19 @@ _COMMON = ("auto_map", "feature_extractor_type", "image_processor_type", "proces
 
 
 class CheckedSettings:
-    """Mixin of a processor: an argument that it does not have is a `ValueError` that names the nearest it has.
+    """A mixin of processors: an argument that one does not have is a `ValueError` that names the nearest it has.
 
     The file of another version may hold more: what is unknown in it is left out.
     """
 
     @classmethod
     def from_model_config(cls, config):
-        """The processor that goes with a model's configuration."""
+        """Returns the processor that goes with a model's configuration."""
         return cls()
 
     @classmethod
     def setting_names(cls) -> set[str]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return set(signature(cls.__init__).parameters) - {"self", "kwargs"}
 
     @classmethod
@@ -41,7 +41,7 @@ class CheckedSettings:
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """NumPy form of a list, array or tensor of numbers; ``name`` is what an error calls it."""
+    """Returns the NumPy form of a list, array or tensor of numbers. ``name`` is what an error calls it."""
     try:
         array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError as error:
@@ -52,7 +52,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays [n_b, ...] with zeros after their ends, up to the longest: [B, n, ...]."""
+    """Stacks arrays [n_b, ...] with zeros after their ends, up to the longest: [B, n, ...]."""
     batch = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), dtype=arrays[0].dtype)
     for row, array in zip(batch, arrays, strict=True):
         row[: len(array)] = array
@@ -60,5 +60,5 @@ def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def stack_mask(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """1 where :func:`stack` has an entry of an array and 0 where it has a zero of its own: [B, n]."""
+    """Returns 1 where :func:`stack` has an entry of an array and 0 where it has a zero of its own: [B, n]."""
     return stack([np.ones(len(array), dtype=np.int64) for array in arrays])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs to padded batches of node features, Laplacian positions and neighbour lists."""
+"""Turns graphs into padded batches of node features, Laplacian positions and neighbour lists."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -97,7 +97,7 @@ def _as_list(graphs: Any) -> list:
 
 
 def _parse(graph: Any, index: int) -> tuple[str, np.ndarray, np.ndarray, Any]:
-    """Name and values of the node features, undirected edges, and label of a graph."""
+    """Returns the name and the values of the node features, the undirected edges, and the label of a graph."""
     if hasattr(graph, "nodes") and hasattr(graph, "edges") and not hasattr(graph, "edge_index"):
         graph = _from_networkx(graph)
     read = graph.get if isinstance(graph, Mapping) else lambda name: getattr(graph, name, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images to pixel values, with PIL and NumPy only."""
+"""Turns images into pixel values, with PIL and NumPy only."""
 
 from numbers import Number
 
@@ -52,7 +52,7 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
 
     @classmethod
     def from_model_config(cls, config, **kwargs) -> "ITNetImageProcessor":
-        """The processor that makes images of the size and number of channels of a model's configuration."""
+        """Returns the processor that makes images of the size and number of channels of a model's configuration."""
         height, width = config.image_shape
         values = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
         if config.num_channels != 3:
@@ -61,7 +61,7 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
         return cls(**{**values, **kwargs})
 
     def _prepare_image_like_inputs(self, images, do_convert_rgb=None, **kwargs) -> list[np.ndarray]:
-        """Arrays [channels, height, width] of the images, one by one; says which have the wrong number of channels.
+        """Returns an array [channels, height, width] per image, and checks the number of channels.
 
         As in the base class, but errors name the shape of what is no image, and do not print its pixels.
         """
@@ -90,7 +90,7 @@ class ITNetImageProcessor(CheckedSettings, PilBackend):
 
 
 def _check_images(images) -> None:
-    """Raise a `ValueError` for numbers that are no image, images without pixels, and values beyond 8 bits."""
+    """Raises a `ValueError` for numbers that are no image, images without pixels, and values beyond 8 bits."""
     if isinstance(images, (list, tuple)):
         for image in images:
             _check_images(image)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions for the nodes of a graph: eigenvectors of its normalised Laplacian (App. enc_graph)."""
+"""Computes positions for the nodes of a graph: eigenvectors of its normalised Laplacian (App. enc_graph)."""
 
 import numpy as np
 
@@ -16,12 +16,12 @@ _TIE = 1e-6
 
 
 def undirected_edges(edge_index: np.ndarray) -> np.ndarray:
-    """Both directions of every edge, each once, sorted by (from, to): [2, E]. Self-loops stay."""
+    """Returns both directions of every edge, each once, sorted by (from, to): [2, E]. Self-loops stay."""
     return np.unique(np.concatenate([edge_index, edge_index[::-1]], axis=1), axis=1)
 
 
 def neighbor_table(edges: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The nodes next to each node, in ascending order, then -1, from :func:`undirected_edges`: [rows, columns]."""
+    """Lists the nodes next to each node, ascending, then -1, from :func:`undirected_edges`: [rows, columns]."""
     table = np.full((rows, columns), -1, dtype=np.int64)
     begin = np.searchsorted(edges[0], edges[0])  # number of the first edge from the same node
     table[edges[0], np.arange(edges.shape[1]) - begin] = edges[1]
@@ -29,7 +29,7 @@ def neighbor_table(edges: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndarray:
-    """x_v = [phi_1(v); ...; phi_size(v)], the first non-trivial eigenvectors of I - D^(-1/2) A D^(-1/2): [n, size].
+    """Returns x_v = [phi_1(v); ...; phi_size(v)] [n, size], of eigenvectors phi of I - D^(-1/2) A D^(-1/2).
 
     - Every connected component is solved by itself. Its eigenvalue 0, whose eigenvector only holds degrees, is left
       out; the others follow in ascending order, each a unit vector on the nodes of the component.
@@ -57,7 +57,7 @@ def laplacian_positions(edges: np.ndarray, num_nodes: int, size: int) -> np.ndar
 
 
 def connected_components(edges: np.ndarray, num_nodes: int) -> np.ndarray:
-    """The lowest node of each node's component: [n]."""
+    """Returns the lowest node of each node's component: [n]."""
     label = np.arange(num_nodes)
     while True:
         lower = label.copy()
@@ -69,7 +69,7 @@ def connected_components(edges: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def _eigenvectors(edges: np.ndarray, count: int, size: int) -> np.ndarray:
-    """The non-trivial eigenvectors of a connected graph, at most ``size``, as columns."""
+    """Returns the non-trivial eigenvectors of a connected graph, at most ``size``, as columns."""
     degree = np.bincount(edges[0], minlength=count)
     values = 1 / np.sqrt(degree[edges[0]] * degree[edges[1]])
     if count <= max(DENSE_MAX_NODES, size + 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image and text together: an image processor and a tokenizer in one."""
+"""Processes image and text together, by an image processor and a tokenizer."""
 
 from transformers.feature_extraction_utils import BatchFeature
 from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
@@ -26,11 +26,11 @@ class ITNetProcessor(ProcessorMixin):
 
     @classmethod
     def from_model_config(cls, config, tokenizer) -> "ITNetProcessor":
-        """The processor for a model's configuration, around a tokenizer."""
+        """Returns the processor for a model's configuration, around a tokenizer."""
         return cls(ITNetImageProcessor.from_model_config(config), tokenizer)
 
     def __call__(self, images=None, text=None, **kwargs) -> BatchFeature:
-        """`images`: one, a list, or a list of lists of the same length; `text`: one or a list."""
+        """Processes `images` (one, a list, or a list of lists of the same length) with `text` (one or a list)."""
         are_several = isinstance(images, (list, tuple))
         if are_several and isinstance(text, (list, tuple)) and len(images) != len(text):
             raise ValueError(f"`images` holds {len(images)} entries, but there are {len(text)} texts")

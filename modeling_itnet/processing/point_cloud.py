@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Point clouds to padded batches: sampling, normalisation, and the augmentations of Table hp_modelnet."""
+"""Turns point clouds into padded batches: it samples, normalises, and augments as in Table hp_modelnet."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         else:
             features = _as_clouds(point_features, "point_features")
         if len(features) != len(clouds):
-            raise ValueError(f"`point_features` holds {len(features)} clouds, `points` {len(clouds)}")
+            raise ValueError(f"`point_features` holds {len(features)} clouds, but `points` {len(clouds)}")
         generator = generator or np.random.default_rng(None if augment else 0)
         done = []
         for index, (cloud, feature) in enumerate(zip(clouds, features, strict=True)):
@@ -92,7 +92,7 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _process(self, points: np.ndarray, features: np.ndarray, augment: bool, generator):
-        """One cloud [n, 3] and its features [n, c], which may be none (c = 0), as the model gets them."""
+        """Returns one cloud [n, 3] and its features [n, c], which may be none (c = 0), as the model gets them."""
         if self.num_points is not None and len(points) > self.num_points:
             chosen = generator.choice(len(points), self.num_points, replace=False)
             points, features = points[chosen], features[chosen]
@@ -111,14 +111,14 @@ class ITNetPointCloudProcessor(CheckedSettings, FeatureExtractionMixin):
 
 
 def _rotation(angle: float, axis: int) -> np.ndarray:
-    """Rotation matrix [3, 3] about a coordinate axis."""
+    """Returns the rotation matrix [3, 3] about a coordinate axis."""
     cosine, sine = np.cos(angle), np.sin(angle)
     about_z = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
     return np.roll(about_z, axis + 1, axis=(0, 1))
 
 
 def _as_clouds(values: Any, name: str) -> list[np.ndarray]:
-    """A list of arrays [n, c] out of one, of a list of them, or of an array [B, n, c]."""
+    """Makes a list of arrays [n, c] out of one, of a list of them, or of an array [B, n, c]."""
     if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 2:
         return [as_array(cloud, f"`{name}` of cloud {index}") for index, cloud in enumerate(values)]
     array = as_array(values, f"`{name}`")
@@ -136,7 +136,7 @@ def _check(array: np.ndarray, shape: list[int | None], name: str) -> None:
         expected = ", ".join(str(size or word) for size, word in zip(shape, ("points", "features"), strict=True))
         raise ValueError(f"{name} must be [{expected}], got {list(array.shape)}")
     if len(array) == 0:
-        raise ValueError(f"{name} are none; at least one point is needed")
+        raise ValueError(f"{name} is empty; at least one point is needed")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
     if len(bad):
         raise ValueError(f"{name} are not finite, at point {bad[0]} of {len(array)}")

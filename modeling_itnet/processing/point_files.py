@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of .off and .ply files."""
+"""Reads the points of .off and .ply files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">"}
 
 
 def read_points(path: str | Path) -> np.ndarray:
-    """The vertices [n, 3] of an .off or .ply file (text or binary), as float64; faces and colours are left out."""
+    """Reads the vertices [n, 3] of an .off or .ply file (text or binary), as float64, without faces and colours."""
     path = Path(path)
     read = {".off": _read_off, ".ply": _read_ply}.get(path.suffix.lower())
     if read is None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Theorem 2: attention is an integral with a kernel of u(x) and u(y), normalised over y (App. proof_attn).
 
-nn.MultiheadAttention, linear attention, and the attention modules of Transformers: BERT, ViT, Llama and Mistral.
+It covers nn.MultiheadAttention, linear attention, and the attention modules of Transformers: BERT, ViT, Llama and
+Mistral.
 """
 
 import inspect
@@ -63,7 +64,7 @@ class AttentionKernel(Kernel):
 
 
 class AttentionOperator(Conversion):
-    """Base of the attention modules: they project, integrate with a normalised kernel and recombine the heads.
+    """The base of the attention modules, which project, integrate with a normalised kernel and recombine the heads.
 
     W_Q u and W_K u are what the kernel depends on; W_V u is what it is integrated against, because the matrix
     alpha(x, y) W_V of Theorem 2 is applied as alpha(x, y) (W_V u(y)).
@@ -72,7 +73,7 @@ class AttentionOperator(Conversion):
     num_outputs = 2  # and attention weights, which an integral has no use for
 
     def attend(self, queries, keys, values, bias, *, is_causal=False, measure=None, points=(None, None)) -> Tensor:
-        """Heads [B, n_q, H, c], [B, n_k, H, c], [B, n_k, H, c'] -> [B, n_q, H * c']."""
+        """Turns heads [B, n_q, H, c], [B, n_k, H, c], [B, n_k, H, c'] into outputs [B, n_q, H * c']."""
         operator = IntegralOperator(self.kernel, normalization="softmax", is_causal=is_causal, measure="counting")
         x, y = points
         features = {"queries": queries, "query_positions": x, "values": values, "context": bias}
@@ -81,7 +82,7 @@ class AttentionOperator(Conversion):
 
 @register(nn.MultiheadAttention)
 class MultiheadAttentionOperator(AttentionOperator):
-    """nn.MultiheadAttention as an integral; returns its output, without the weights.
+    """Computes nn.MultiheadAttention as an integral, and returns its output, without the weights.
 
     Args:
         module: the attention module.
@@ -137,14 +138,14 @@ class MultiheadAttentionOperator(AttentionOperator):
         return self.as_given(out, query)
 
     def _projections(self) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """Weights and biases of queries, keys and values."""
+        """Returns the weights and biases of queries, keys and values."""
         module = self.module
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         weights = weights if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
         return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
 
     def _extra_keys(self, keys, values, *masks):
-        """`add_bias_kv` and `add_zero_attn` add points to the domain; masks do not cover them."""
+        """Adds the points of `add_bias_kv` and `add_zero_attn` to the domain. Masks do not cover them."""
         module = self.module
         extra = [(module.bias_k, module.bias_v)] if module.bias_k is not None else []
         if module.add_zero_attn:
@@ -156,7 +157,7 @@ class MultiheadAttentionOperator(AttentionOperator):
         return keys, values, *masks
 
     def _masks(self, attn_mask, key_padding_mask, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Padding is measure 0 [B, n_k]; a mask of pairs, or a padding mask of numbers, is a bias."""
+        """Splits masks: padding is measure 0 [B, n_k]; a mask of pairs, or a padding mask of numbers, is a bias."""
         measure = bias = None
         if attn_mask is not None:
             bias = _additive(attn_mask, like)
@@ -184,7 +185,7 @@ class LinearAttention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
 
     def heads(self, u: Tensor) -> list[Tensor]:
-        """Queries, keys and values: [B, n, H, c] each."""
+        """Returns queries, keys and values: [B, n, H, c] each."""
         return [f(u).unflatten(2, (self.num_heads, -1)) for f in (self.query, self.key, self.value)]
 
     def forward(self, u: Tensor) -> Tensor:
@@ -201,9 +202,10 @@ class LinearAttention(nn.Module):
 
 @register(LinearAttention)
 class LinearAttentionOperator(Conversion):
-    """Linear attention as the low-rank kernel sum_r phi(q(x))[r] phi(k(y))[r] M_r with M_r = W_V (Prop. linear_attn).
+    """Computes linear attention as the low-rank kernel sum_r phi(q(x))[r] phi(k(y))[r] W_V (Prop. linear_attn).
 
-    W_V u is what is integrated, so that M_r is the identity; a constant beside it integrates to Z(x). In O(n).
+    W_V u is what is integrated, so that the kernel's matrices are identities; a constant beside it integrates to Z(x).
+    It takes O(n).
     """
 
     def forward(self, u: Tensor) -> Tensor:
@@ -216,7 +218,7 @@ class LinearAttentionOperator(Conversion):
 
 
 class TransformersAttentionOperator(AttentionOperator):
-    """Self-attention of Transformers, called as the module is: hidden_states [B, n, d] -> [B, n, d].
+    """Computes self-attention of Transformers, called as the module is: hidden_states [B, n, d] -> [B, n, d].
 
     The ``attention_mask`` [B, 1, n, n] is what the model passes to the module: numbers that are added, or booleans,
     True for allowed pairs. Keys and values may be shared by several heads; Mistral's window is in its mask.
@@ -243,7 +245,9 @@ class TransformersAttentionOperator(AttentionOperator):
         given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
         given = given | given.get("kwargs", {})
         if given.get("past_key_values") is not None:
-            raise ValueError("`past_key_values`: the integral is over the keys of this call; pass `use_cache=False`")
+            raise ValueError(
+                "`past_key_values` cannot be used: the keys are those of this call; pass `use_cache=False`"
+            )
         heads = module.config.num_attention_heads
         size = getattr(module, "head_dim", None) or module.attention_head_size
         queries, keys, values = (
@@ -260,7 +264,7 @@ class TransformersAttentionOperator(AttentionOperator):
         return out
 
     def _is_causal(self) -> bool:
-        """Without a mask, all implementations of attention but the eager one go by the module's own flag."""
+        """Says whether the call is causal; without a mask, by the module's own flag, unless attention is eager."""
         eager = self.module.config._attn_implementation == "eager"
         return bool(getattr(self.module, "is_causal", False)) and not eager
 
@@ -278,7 +282,8 @@ for _name, _options in {
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """2^(-8 h / H) for h = 1..H; between powers of two, those of the power below and every other one of the next."""
+    """Returns 2^(-8 h / H) for h = 1..H; between powers of two, those of the power below and every other one of the
+    next."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     slopes += [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power) + 1, 2)]
@@ -286,20 +291,20 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def _rotary_tables(count: int, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of RoPE's angles at the points 0..n-1: [n, c] each."""
+    """Returns cosines and sines of RoPE's angles at the points 0..n-1: [n, c] each."""
     index, order = (torch.arange(n, device=like.device, dtype=torch.float64) for n in (count, size // 2))
     angles = (index[:, None] * base ** (-2 * order / size)).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
 def _points(cos: Tensor, sin: Tensor) -> Tensor:
-    """Points as a rotary `AttentionKernel` wants them, from tables [..., n, c]: [..., n, 1 + 2c]."""
+    """Makes points as a rotary `AttentionKernel` wants them, from tables [..., n, c]: [..., n, 1 + 2c]."""
     index = torch.arange(cos.shape[-2], device=cos.device, dtype=cos.dtype).unsqueeze(-1).expand_as(cos[..., :1])
     return torch.cat([index, cos, sin], -1)
 
 
 def _rotate(heads: Tensor, points: Tensor) -> Tensor:
-    """R(x) applied to [B, n, H, c]: the two halves of the features are the axes of c/2 planes."""
+    """Applies R(x) to [B, n, H, c]: the two halves of the features are the axes of c/2 planes."""
     cos, sin = points[..., 1:].unsqueeze(2).chunk(2, dim=-1)  # [B or 1, n, 1, c]
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], -1) * sin
@@ -320,7 +325,7 @@ def _check_causal(mask: Tensor) -> None:
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as numbers to add: -inf for the pairs where a boolean mask is True, which are not allowed."""
+    """Returns a mask as numbers to add: -inf for the pairs where a boolean mask is True, which are not allowed."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``from_module``: the ITNet operator that equals a given module, with the module's own weights."""
+"""``from_module`` returns the ITNet operator that equals a given module, with the module's own weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +11,7 @@ _CONVERTERS: dict[type | str, Callable[..., nn.Module]] = {}
 
 
 class Conversion(nn.Module):
-    """An ITNet operator in place of ``module``: the module's call, computed as integrals against kernels.
+    """An ITNet operator in place of ``module``, which computes the module's call as integrals against kernels.
 
     It keeps the module for its parameters and reads them at every call, so that the two share weights and gradients;
     the module's ``forward`` is never called. Attributes that the operator does not have are those of the module, for
@@ -61,17 +61,17 @@ class Conversion(nn.Module):
             )
 
     def with_batch_first(self, signal: Tensor) -> Tensor:
-        """[B, n, d], from [n, d], or from [n, B, d] if the module has not ``batch_first``."""
+        """Returns [B, n, d], from [n, d], or from [n, B, d] if the module has not ``batch_first``."""
         if signal.dim() == 2:
             return signal.unsqueeze(0)
         return signal if self.module.batch_first else signal.transpose(0, 1)
 
     def as_given(self, out: Tensor, like: Tensor) -> Tensor:
-        """[B, n, d] with the axes of the module's input ``like``."""
+        """Returns [B, n, d] with the axes of the module's input ``like``."""
         return out.squeeze(0) if like.dim() == 2 else self.with_batch_first(out)
 
     def dropout(self) -> float:
-        """Rate of the dropout inside of what the operator replaces."""
+        """Returns the rate of the dropout inside of what the operator replaces."""
         return 0.0
 
     def check_dropout(self) -> None:
@@ -97,7 +97,7 @@ def register(*module_classes: type | str) -> Callable:
 
 
 def from_module(module: nn.Module, **options) -> nn.Module:
-    """An ITNet operator that computes what ``module`` computes, called as the module is.
+    """Returns an ITNet operator that computes what ``module`` computes, called as the module is.
 
     It returns the module's main output: of several, the first (for nn.LSTM the sequence of hidden states). Weights
     are shared with the module. Options are those of the family (see docs/special_cases.md).
@@ -115,7 +115,7 @@ def from_module(module: nn.Module, **options) -> nn.Module:
 
 
 def convertible() -> list[str]:
-    """Names of the classes that ``from_module`` converts."""
+    """Returns the names of the classes that ``from_module`` converts."""
     return sorted(key.rpartition(".")[2] if isinstance(key, str) else key.__name__ for key in _CONVERTERS)
 
 
@@ -141,4 +141,4 @@ def swap_modules(model: nn.Module, module_class: type | Iterable[type], **option
 
 
 def _must_be_called(module: nn.Module, args: tuple) -> None:
-    """A hook that does nothing."""
+    """Does nothing, as a hook."""

@@ -33,7 +33,7 @@ class ConvolutionKernel(Kernel):
         self.entries_per_pair = module.weight[..., :1].numel() // math.prod(module.kernel_size[:-1])
 
     def prepare(self, u_x, u_y, x, y, context) -> Tensor:
-        """The taps in row-major order and a last one that is 0: [K + 1, G, a, c], or [K + 1, G] if a = c = 1."""
+        """Returns the taps in row-major order and a last one of 0: [K + 1, G, a, c], or [K + 1, G] if a = c = 1."""
         weight, groups = self.module.weight, self.module.groups
         taps = weight.flatten(2).unflatten(0, (groups, -1))  # [G, a, c, K]; transposed: [G, c, a, K]
         taps = taps.permute(3, 0, 2, 1) if self.transposed else taps.permute(3, 0, 1, 2)
@@ -50,7 +50,7 @@ class ConvolutionKernel(Kernel):
         return pairs.prepared[flat.where(inside, len(pairs.prepared) - 1)]
 
     def vanishes(self, x: Tensor, y: Tensor) -> bool:
-        """The box around the tile's displacements against the box of the filter."""
+        """Compares the box around the tile's displacements with the box of the filter."""
         x, y = (y, x) if self.transposed else (x, y)
         smallest, largest = y.amin(1) - x.amax(1), y.amax(1) - x.amin(1)
         return bool(((largest < 0) | (smallest > self.dilation * (self.size - 1))).any())
@@ -58,7 +58,7 @@ class ConvolutionKernel(Kernel):
 
 @register(*_CONVOLUTIONS, *_TRANSPOSED)
 class ConvolutionOperator(Conversion):
-    """A convolution of torch.nn, [B, C, *size] or [C, *size] -> [B, C', *size'], as an integral over the grid."""
+    """Computes a convolution of torch.nn as an integral over the grid: [B, C, *size] -> [B, C', *size']."""
 
     def __init__(self, module: nn.Module):
         super().__init__(module)
@@ -85,7 +85,7 @@ class ConvolutionOperator(Conversion):
         return out if is_batched else out.squeeze(0)
 
     def _domains(self, signal: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The signal on its own or the extended domain, and the domains of keys and queries, axis by axis.
+        """Returns the signal on its own or the extended domain, and the domains of keys and queries, axis by axis.
 
         With padding by zeros the domain stays as it is: outside there is nothing to integrate. The other paddings
         extend the domain, and the signal with it (App. boundary_handling).
@@ -106,7 +106,7 @@ class ConvolutionOperator(Conversion):
         return pad(signal, padding, mode=module.padding_mode) if extends else signal, key_axes, query_axes
 
     def _transposed_domains(self, signal: Tensor, output_size) -> tuple[list[Tensor], list[Tensor]]:
-        """The finer grid of App. ext_transposed: keys every `stride` points, queries at every point."""
+        """Returns the finer grid of App. ext_transposed: keys every `stride` points, queries at every point."""
         module, key_axes, query_axes = self.module, [], []
         sizes = signal.shape[2:]
         settings = module.stride, module.padding, module.kernel_size, len(sizes), module.dilation
@@ -119,5 +119,5 @@ class ConvolutionOperator(Conversion):
         return key_axes, query_axes
 
     def _span(self, axis: int) -> int:
-        """Points from the first to the last tap of the filter."""
+        """Returns the points from the first to the last tap of the filter."""
         return self.module.dilation[axis] * (self.module.kernel_size[axis] - 1) + 1

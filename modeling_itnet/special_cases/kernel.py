@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is: any kappa(x, y, u(x), u(y)), evaluated on one tile of pairs at a time."""
+"""Says what a kernel is: any kappa(x, y, u(x), u(y)), evaluated on one tile of pairs at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -40,11 +40,11 @@ class Kernel(nn.Module, ABC):
     depends_on_sample: bool = True
 
     def prepare(self, u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, context: Any) -> Any:
-        """What the kernel needs of the whole signal, computed once per call: a trajectory, a table of weights."""
+        """Returns what the kernel needs of the whole signal, once per call, such as a trajectory or a table."""
         return context
 
     def vanishes(self, x: Tensor, y: Tensor) -> bool:
-        """True if the kernel is 0 on the whole tile, so that it need not be evaluated. May always say False."""
+        """Returns True if the kernel is 0 on the whole tile and need not be evaluated. It may always return False."""
         return False
 
     @abstractmethod

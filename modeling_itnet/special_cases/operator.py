@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operator for every kernel: the integral, tile by tile, over any measure and any query domain."""
+"""One operator for every kernel: it takes the integral, tile by tile, over any measure and any query domain."""
 
 from typing import Any, Literal
 
@@ -94,7 +94,7 @@ class IntegralOperator(nn.Module):
         return integral if self.residual is None else integral + self.residual(queries)
 
     def _integrate(self, rows: slice, step: int, u_x, u_y, values, x, y, omega, prepared) -> Tensor:
-        """The integral at the queries ``rows``, over tiles of ``step`` keys: [B, t_q, G, features]."""
+        """Returns the integral at the queries ``rows``, over tiles of ``step`` keys: [B, t_q, G, features]."""
         tiles = _slices(u_y.shape[1], step)
         seen = [tile for tile in tiles if not self._vanishes(x[:, rows], y[:, tile])]
         total, mass, peak = 0.0, 0.0, torch.tensor(-torch.inf, device=x.device)
@@ -119,7 +119,7 @@ class IntegralOperator(nn.Module):
         return total if self.normalization is None else total / mass.where(mass != 0, 1).unsqueeze(-1)  # no mass: 0
 
     def _vanishes(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the tile is empty: all of it in the future, or outside of the kernel's support."""
+        """Says whether the tile is empty: all of it in the future, or outside of the kernel's support."""
         is_future = self.is_causal and bool(y[..., 0].min() > x[..., 0].max())
         return is_future or self.kernel.vanishes(x, y)
 
@@ -136,7 +136,7 @@ def _slices(count: int, step: int) -> list[slice]:
 
 
 def _contract(kappa: Tensor, values: Tensor) -> Tensor:
-    """sum over the keys of kappa v: values [B, t_k, G, c] -> [B, t_q, G, c or a]."""
+    """Returns the sum over the keys of kappa v: values [B, t_k, G, c] -> [B, t_q, G, c or a]."""
     formulas = {4: "bijg,bjgc->bigc", 5: "bijgc,bjgc->bigc", 6: "bijgac,bjgc->biga"}
     if kappa.dim() not in formulas:
         raise ValueError(f"a kernel returned {kappa.dim()} axes: 4 (scalar), 5 (diagonal) or 6 (matrix) were expected")
@@ -144,7 +144,7 @@ def _contract(kappa: Tensor, values: Tensor) -> Tensor:
 
 
 def _points(positions: Tensor | None, features: Tensor) -> Tensor:
-    """[B or 1, n, s]; the indices of the features [B, n, ...] if there are no positions."""
+    """Returns positions [B or 1, n, s], which are the indices of the features [B, n, ...] if none are given."""
     if positions is None:
         positions = torch.arange(features.shape[1], device=features.device).unsqueeze(1)
     return positions if positions.dim() == 3 else positions.unsqueeze(0)

@@ -32,7 +32,7 @@ Step = tuple[Tensor, Tensor, Tensor, State]  # A_t [B, n, n], B_t [B, n, d + 1],
 
 
 def secant_slope(activation: str, a: Tensor) -> Tensor:
-    """phi(a) / a for phi in tanh, relu, linear; the limit at 0."""
+    """Returns phi(a) / a for phi in tanh, relu, linear; the limit at 0."""
     if activation == "linear":
         return torch.ones_like(a)
     if activation == "relu":
@@ -42,12 +42,12 @@ def secant_slope(activation: str, a: Tensor) -> Tensor:
 
 
 def tangent_slope(activation: str, a: Tensor) -> Tensor:
-    """phi'(a): what the paper's kernels have where equality needs the secant slope."""
+    """Returns phi'(a), which the paper's kernels have where equality needs the secant slope."""
     return 1 - a.tanh().square() if activation == "tanh" else secant_slope(activation, a)
 
 
 def linearized(name: str, slope: Slope | None, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """phi(a) and the p and q of phi(a) = p a + q, each with the shape of a, for phi in tanh, relu, linear.
+    """Returns phi(a) and the p and q of phi(a) = p a + q, each with the shape of a, for phi in tanh, relu, linear.
 
     p is the tangent's slope if ``slope`` is None; otherwise p = slope(name, a) and q = 0.
     """
@@ -61,7 +61,7 @@ def linearized(name: str, slope: Slope | None, a: Tensor) -> tuple[Tensor, Tenso
 
 
 def rnn_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
-    """h_t = phi(a_t) = p_t a_t + q_t with a_t = W_ih u_t + W_hh h_(t-1) + b.
+    """Computes h_t = phi(a_t) = p_t a_t + q_t with a_t = W_ih u_t + W_hh h_(t-1) + b.
 
     A_t = p_t W_hh,  B_t = [p_t W_ih, p_t b + q_t].
     """
@@ -74,7 +74,7 @@ def rnn_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
 
 
 def lstm_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
-    """With tanh(g_t) = p_t g_t + q_t for the candidate and tanh(c_t) = P_t c_t + Q_t, and the gates as they are,
+    """Takes tanh(g_t) = p_t g_t + q_t for the candidate and tanh(c_t) = P_t c_t + Q_t, and the gates as they are:
 
     c_t = f_t c_(t-1) + i_t (p_t g_t + q_t),  g_t = W_ig u_t + W_hg h_(t-1) + b_g,  h_t = W_hr (o_t (P_t c_t + Q_t)).
 
@@ -99,7 +99,7 @@ def lstm_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
 
 
 def gru_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
-    """h_t = z_t h_(t-1) + (1 - z_t) (p_t a_t + q_t) with a_t = W_in u_t + b_in + r_t (W_hn h_(t-1) + b_hn).
+    """Computes h_t = z_t h_(t-1) + (1 - z_t) (p_t a_t + q_t) with a_t = W_in u_t + b_in + r_t (W_hn h_(t-1) + b_hn).
 
     A_t = diag(z_t) + diag((1 - z_t) p_t r_t) W_hn,
     B_t = [(1 - z_t) p_t W_in, (1 - z_t) (p_t (b_in + r_t b_hn) + q_t)].
@@ -119,7 +119,7 @@ def gru_step(u: Tensor, state: State, weights: Weights, phi: Phi) -> Step:
 
 
 def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State, phi: Phi):
-    """The linear system along u [B, T, d], and the hidden states [B, T, m].
+    """Returns the linear system along u [B, T, d], and the hidden states [B, T, m].
 
     The system starts from 0: A_0 z_(-1), what the initial state adds to z_0, is part of the constant column of B_0.
     """
@@ -140,7 +140,7 @@ def unroll(step: Callable[..., Step], u: Tensor, weights: Weights, state: State,
 
 @register(nn.RNN, nn.LSTM, nn.GRU)
 class RecurrentOperator(Conversion):
-    """nn.RNN, nn.LSTM or nn.GRU as one integral per layer and direction; returns the sequence of hidden states.
+    """Computes nn.RNN, nn.LSTM or nn.GRU as one integral per layer and direction; returns all hidden states.
 
     ``nonlinearity="linear"`` takes the weights of an nn.RNN without its activation (Theorem 3 (b)). ``slope``, a
     function such as :func:`secant_slope` or :func:`tangent_slope`, takes the place of the tangent and leaves no rest.
@@ -178,7 +178,7 @@ class RecurrentOperator(Conversion):
         return self.as_given(u, input)
 
     def _integrate(self, u: Tensor, weights: Weights, state: State) -> Tensor:
-        """Sum over s <= t of kappa(t, s; u) [u_s; 1]: [B, T, d] -> [B, T, m]."""
+        """Returns the sum over s <= t of kappa(t, s; u) [u_s; 1]: [B, T, d] -> [B, T, m]."""
         system, states = unroll(self.step, u, weights, state, self.phi)
         kernel = TransitionKernel(system.c.shape[2], system.b.shape[3], system.a.shape[2])
         operator = IntegralOperator(kernel, is_causal=True, measure="counting")
@@ -208,7 +208,7 @@ class RecurrentOperator(Conversion):
         return w_ih, w_hh, *(w_ih.new_zeros(len(w_ih)) if bias is None else bias for bias in biases), w_hr
 
     def _initial_states(self, hx, u: Tensor, batched: bool) -> list[State]:
-        """For every layer and direction the hidden state, and the cell of an LSTM: [B, size] each; 0 if not given."""
+        """Returns per layer and direction the hidden state and the cell of an LSTM, [B, size] each; 0 if not given."""
         module, is_lstm = self.module, self.module.mode == "LSTM"
         if hx is None:
             count = module.num_layers * (2 if module.bidirectional else 1)
@@ -219,5 +219,5 @@ class RecurrentOperator(Conversion):
 
 
 def _columns(slope: Tensor, matrix: Tensor, constant: Tensor, rest: Tensor) -> Tensor:
-    """[p W, p constant + rest] for each sample: p, rest [B, n], W [n, d], constant [n] or [B, n] -> [B, n, d + 1]."""
+    """Returns [p W, p constant + rest] [B, n, d + 1] of p, rest [B, n], W [n, d], constant [n] or [B, n]."""
     return torch.cat([slope.unsqueeze(-1) * matrix, (slope * constant + rest).unsqueeze(-1)], -1)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Theorem 3: systems that are linear in their state are integrals with the causal kernel C Phi(t, s) B.
 
-Linear state space models, and the MambaMixer of Transformers, whose coefficients depend on the signal (Theorem 3 (d)).
+These are linear state space models, and Transformers' MambaMixer, whose coefficients depend on the signal (Theorem 3
+(d)).
 """
 
 from typing import Literal, NamedTuple
@@ -44,9 +45,9 @@ class TransitionKernel(Kernel):
 
 
 def transitions(a: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Phi(t, s) = A_t ... A_(s+1), I for t = s, 0 for t < s, for one tile: a [B, T, n, n] -> [B, t_q, t_k, n, n].
+    """Returns Phi(t, s) = A_t ... A_(s+1), 0 for t < s, of one tile: a [B, T, n, n] -> [B, t_q, t_k, n, n].
 
-    One step of the recurrence Phi(t, s) = A_t Phi(t-1, s) at a time, for all s of the tile at once.
+    It takes one step of the recurrence Phi(t, s) = A_t Phi(t-1, s) at a time, for all s of the tile at once.
     """
     s = torch.arange(columns.start, columns.stop, device=a.device).view(-1, 1, 1)
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
@@ -107,7 +108,7 @@ class LinearStateSpace(nn.Module):
         self.d = nn.Parameter(torch.randn(out_features, in_features) / in_features**0.5)
 
     def discrete(self) -> tuple[Tensor, Tensor]:
-        """Abar [n, n] and Bbar [n, d]."""
+        """Returns Abar [n, n] and Bbar [n, d]."""
         if self.discretization == "euler":
             return torch.eye(len(self.a)).to(self.a) + self.step * self.a, self.step * self.b
         # exp of [[A, B], [0, 0]] step holds both in its first row, without an inverse of A.
@@ -127,7 +128,7 @@ class LinearStateSpace(nn.Module):
 
 @register(LinearStateSpace)
 class LinearStateSpaceOperator(Conversion):
-    """A discretised linear SSM as an integral against C Abar^(t-s) Bbar, with W_theta = D.
+    """Computes a discretised linear SSM as an integral against C Abar^(t-s) Bbar, with W_theta = D.
 
     The transition kernel of constant coefficients is a function of t - s: a causal convolution (Remark ssm_conv).
     """
@@ -171,7 +172,7 @@ class SelectiveScanKernel(Kernel):
 
 @register("transformers.models.mamba.modeling_mamba.MambaMixer")
 class MambaMixerOperator(Conversion):
-    """The mixer: projection, an integral that is a causal convolution, gate and selection, the integral above.
+    """Computes the mixer: projection, a causal convolution as an integral, gate, selection, and the integral above.
 
     The mixer rounds A, D, B, the bias of Delta and the scanned signal to float32, whatever its dtype; so does this.
     """
@@ -184,7 +185,7 @@ class MambaMixerOperator(Conversion):
 
     def forward(self, hidden_states: Tensor, cache_params=None, attention_mask=None, **kwargs) -> Tensor:
         if cache_params is not None:
-            raise ValueError("`cache_params`: the integral is over the positions of this call; pass `use_cache=False`")
+            raise ValueError("`cache_params` cannot be used: the keys are those of this call; pass `use_cache=False`")
         module, length = self.module, hidden_states.shape[1]
         mask = 1 if attention_mask is None else attention_mask.unsqueeze(-1).to(hidden_states.dtype)
         signal, gate = module.in_proj(hidden_states * mask).chunk(2, dim=-1)

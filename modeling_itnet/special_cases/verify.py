@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Theorems 1 to 3 of the paper as numbers: ``theorem_table()`` measures each of them, ``itnet verify`` prints it."""
+"""``theorem_table()`` measures Theorems 1 to 3 of the paper, and ``itnet verify`` prints the table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def _equal(name: str, statement: str, actual: Tensor, expected: Tensor) -> Theor
 
 
 def _converted(name: str, statement: str, module: nn.Module, *inputs: Tensor, options=None, **masks) -> TheoremRow:
-    """from_module(module, **options) against the module itself; {} in the statement stands for its settings."""
+    """Compares from_module(module, **options) with the module itself. {} in the statement stands for its settings."""
     expected = module.eval()(*inputs, **masks)
     expected = expected[0] if isinstance(expected, tuple) else expected
     statement = statement.format(f"{type(module).__name__}({module.extra_repr()})")
@@ -83,7 +83,7 @@ def _attention() -> Iterator[TheoremRow]:
     w_q, w_k, w_v = torch.randn(3, d, d)
 
     def eq_attn_kernel(x, y, u_x, u_y):
-        """alpha(x, y) W_V, a matrix per pair, with Z(x) over all keys: the tile is the whole domain."""
+        """Computes alpha(x, y) W_V, a matrix per pair, with Z(x) over all keys: the tile is the whole domain."""
         alpha = ((u_x @ w_q.T) * (u_y @ w_k.T)).sum(-1).div(d**0.5).softmax(2) * u_y.shape[2]
         return alpha[..., None, None] * w_v
 
@@ -132,7 +132,7 @@ def _recurrence() -> Iterator[TheoremRow]:
 
 
 def continuous_error(state_size: int = 4, segments: int = 8, nodes: int = 12) -> float:
-    """The kernel of Theorem 3 (a) on [0, 2] against the exact solution for u(t) = (sin 3t, cos 3t).
+    """Compares the kernel of Theorem 3 (a) on [0, 2] with the exact solution for u(t) = (sin 3t, cos 3t).
 
     The input solves w' = Sw, so that (h, w) is a linear system without input, solved by one matrix exponential. The
     keys are Gauss-Legendre nodes in each of the segments between the queries.
@@ -156,7 +156,7 @@ def continuous_error(state_size: int = 4, segments: int = 8, nodes: int = 12) ->
 
 
 def gauss_legendre(nodes: int, start: float = 0.0, stop: float = 1.0, segments: int = 1) -> tuple[Tensor, Tensor]:
-    """Points [n] of [start, stop] and their masses [n], ``nodes`` in each of equal segments; float64."""
+    """Returns points [n] of [start, stop] and their masses [n], ``nodes`` in each of equal segments, in float64."""
     roots, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(nodes))
     width = (stop - start) / segments
     points = start + (torch.arange(segments, dtype=torch.float64).unsqueeze(1) + (roots + 1) / 2) * width

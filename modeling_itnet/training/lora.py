@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adaptation with PEFT: which parts of an ITNet to adapt."""
+"""Says which parts of an ITNet low-rank adaptation with PEFT should adapt."""
 
 #: The linear maps of a layer: W^O, W_theta and the feed-forward network.
 LORA_TARGET_MODULES = ("operator.output", "operator.residual", "feed_forward.expand", "feed_forward.contract")
@@ -11,8 +11,8 @@ HEADS = ("classifier", "qa_outputs", "regressor")
 
 def lora_config(model, r: int = 8, adapt_kernels: bool = True, **kwargs):
     """
-    A `peft.LoraConfig` for an ITNet model: adapts the linear maps of all layers and, with `adapt_kernels`, the output
-    weights W2 of exact kernels, by updates of rank `r`, and trains the head in full.
+    Returns a `peft.LoraConfig` for an ITNet model: it adapts the linear maps of all layers and, with `adapt_kernels`,
+    the output weights W2 of exact kernels, by updates of rank `r`, and trains the head in full.
 
     Further keyword arguments are those of `LoraConfig`, in place of ours.
     """

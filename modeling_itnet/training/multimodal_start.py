@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image-and-text model out of one trained on images and one trained on text (App. train_vqa)."""
+"""Makes an image-and-text model out of one trained on images and one trained on text (App. train_vqa)."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ def from_image_and_text_checkpoints(
     core: Literal["image", "text", "average"] = "image",
     **overrides,
 ) -> ITNetPreTrainedModel:
-    """A multimodal model whose image and text parts, and layers, start from two separately trained checkpoints.
+    """Returns a multimodal model whose image and text parts, and layers, start from two trained checkpoints.
 
     - Image: patch embeddings, [CLS], position projection and Fourier frequencies are those of the image model.
     - Text: token and segment embeddings are those of the text model. Its positions lie on a line, here they lie in
@@ -53,7 +53,7 @@ def from_image_and_text_checkpoints(
 
 
 def _multimodal_config(image, text, overrides: dict):
-    """The image model's configuration for image and text; the label names of neither carry over."""
+    """Returns the image model's configuration for image and text. The label names of neither carry over."""
     left_out = ("id2label", "label2id", "problem_type", "architectures", "transformers_version", "model_type")
     values = {name: value for name, value in image.to_dict().items() if name not in left_out}
     of_text = ("vocab_size", "type_vocab_size", "max_position_embeddings", "pad_token_id")
@@ -73,7 +73,7 @@ def _core_state(image: nn.Module, text: nn.Module, core: str) -> dict[str, Tenso
 
 
 def _projection_in_the_plane(base: ITNetModel, text: ITNetModel) -> Tensor:
-    """argmin over W of sum_t |W gamma(t, 2) - W_text gamma_text(t)|^2: [d, 2L]."""
+    """Returns argmin over W of sum_t |W gamma(t, 2) - W_text gamma_text(t)|^2: [d, 2L]."""
     line = torch.arange(1, 513, dtype=torch.float64).unsqueeze(-1) / 512  # k/n [T, 1], where the two are matched
     plane = torch.cat([line, torch.full_like(line, TEXT_LINE)], dim=-1)
     wanted = text.fourier(line).double() @ text.encoder.position_projection.weight.double().T  # [T, d]

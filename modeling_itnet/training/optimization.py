@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter groups for AdamW."""
+"""Sorts parameters into groups for AdamW."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ _DECAYED = ("weight", "w1", "w_mid", "w2")
 
 
 def optimizer_param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups for AdamW: decay on weight matrices only (App. regularization).
+    """Returns two groups for AdamW, with decay on weight matrices only (App. regularization).
 
     Biases, LayerNorm and the kernel's output bias b2, which holds the identity that the kernel starts from, are never
     pulled towards zero. Parameters that do not require a gradient are left out.

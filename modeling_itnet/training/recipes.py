@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training recipes: YAML files with the name of a script in examples/ and its options."""
+"""Finds and reads training recipes: YAML files that name a script of examples/ and its options."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ RECIPES = ROOT / "configuration" / "recipes"
 
 
 def find_clone() -> Path:
-    """The clone that holds recipes and scripts: the one around the working directory, or else around this file."""
+    """Returns the clone that holds recipes and scripts: around the working directory, or else around this file."""
     for folder in (Path.cwd(), *Path.cwd().parents, ROOT):
         if (folder / "configuration" / "recipes").is_dir() and (folder / "examples").is_dir():
             return folder
@@ -22,13 +22,13 @@ def find_clone() -> Path:
 
 
 def find_recipe(name: str) -> Path:
-    """A YAML file by its path, or by its name among the recipes of the repository."""
+    """Finds a YAML file by its path, or by its name among the recipes of the repository."""
     if Path(name).is_file():
         return Path(name)
     recipes = find_clone() / "configuration" / "recipes"
     if (recipes / f"{name}.yaml").is_file():
         return recipes / f"{name}.yaml"
-    raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names(recipes))}")
+    raise ValueError(f"there is no recipe {name!r}; there are {', '.join(recipe_names(recipes))}")
 
 
 def recipe_names(folder: Path = RECIPES) -> list[str]:
@@ -36,7 +36,7 @@ def recipe_names(folder: Path = RECIPES) -> list[str]:
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The options of a recipe, `script`, the run_*.py that takes them, and `recipe`, the file itself.
+    """Returns the options of a recipe, `script`, the run_*.py that takes them, and `recipe`, the file itself.
 
     `base` names a recipe that this one builds on. `config_overrides`, a mapping of settings of ITNetConfig, joins that
     of the base setting by setting. ``above`` are the recipes that build on this one.

@@ -7,7 +7,7 @@ from transformers import Trainer
 
 class ITNetTrainer(Trainer):
     """
-    As Transformers' `Trainer`, but:
+    Trains as Transformers' `Trainer` does, with two differences:
 
     - `label_smoothing_factor` is handed to an ITNet head in training, as the keyword `label_smoothing` of its call.
       Transformers' own smoothing takes the labels away from the model, which then cannot add the loss of its

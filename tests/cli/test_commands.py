@@ -78,8 +78,8 @@ class TestCreate:
     def test_mistakes(self, run, fail, tmp_path):
         run("create", "itnet-tiny", "a")
         assert "holds a checkpoint already" in fail("create", "itnet-tiny", "a")
-        assert "available: itnet-base" in fail("create", "itnet-huge", "b")
-        assert "available: image-classification" in fail("create", "itnet-tiny", "b", "--task", "flying")
+        assert "there are itnet-base" in fail("create", "itnet-huge", "b")
+        assert "there are image-classification" in fail("create", "itnet-tiny", "b", "--task", "flying")
         assert "ITNetForMaskedLM needs `modality`" in fail(
             "create", "itnet-tiny", "b", "--task", "masked-lm", "--modality", "image"
         )

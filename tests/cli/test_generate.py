@@ -64,7 +64,7 @@ class TestCreate:
         longer = ITNetConfig.from_preset("itnet-small", task="text-generation", max_position_embeddings=2048)
         assert (own.fourier_scale, longer.fourier_scale) == (7.0, 768.0)
         assert task_settings("masked-lm") == {"modality": "text"}
-        with pytest.raises(ValueError, match="unknown task 'flying'; available: image-classification"):
+        with pytest.raises(ValueError, match="there is no task 'flying'; there are image-classification"):
             ITNetConfig.from_preset("itnet-small", task="flying")
 
     def test_prompts_stay_open_and_pads_are_on_the_left(self, tmp_path):

@@ -191,4 +191,4 @@ class TestCosts:
 def test_unknown_preset_is_one_line(run):
     result = run("info", "itnet-huge")
     assert result.exit_code == 2
-    assert result.stderr.startswith("itnet: unknown preset 'itnet-huge'") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("itnet: there is no preset 'itnet-huge'") and result.stderr.count("\n") == 1

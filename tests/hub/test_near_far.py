@@ -142,6 +142,8 @@ def test_code_goes_with_models_that_run_it(name, tmp_path, make_model):
     own = {
         "modeling_itnet_integration_near",
         *(f"itnet_kernels_near_{name}" for name in ("balls", "blocks", "windows")),
+        "itnet_kernels_sampled_list_sum",
+        *(f"itnet_kernels_sampled_triton_{name}" for name in ("backward", "bias", "forward", "lists", "sums")),
     }
     assert own <= files["near_far"] - files["low_rank"] - files["exact"]
     assert files["exact"] | files["low_rank"] | own == files["near_far"]

@@ -265,11 +265,15 @@ class TestCode:
         samples = {f"itnet_kernels_sampled_{name}" for name in ("anchors", "monte_carlo")}
         near = {f"itnet_kernels_near_{name}" for name in ("balls", "blocks", "windows")}
         near |= {"modeling_itnet_integration_near"}
-        assert files["low_rank"] - files["exact"] == factors
-        assert files["near_far"] - files["exact"] == factors | near
-        assert files["monte_carlo"] - files["exact"] == samples | {"modeling_itnet_integration_proposal"}
+        lists = {f"itnet_kernels_sampled_triton_{name}" for name in ("backward", "bias", "forward", "lists", "sums")}
+        lists |= {"itnet_kernels_sampled_list_sum", "itnet_kernels_sampled"}
+        assert files["low_rank"] - files["exact"] == factors | {"itnet_kernels_sampled"}
+        assert files["near_far"] - files["exact"] == factors | near | lists
+        assert files["monte_carlo"] - files["exact"] == samples | lists | {"modeling_itnet_integration_proposal"}
         assert files["exact"] <= files["near_far"] & files["monte_carlo"]
         assert not any("integral_transform" in file for file in files["low_rank"])
+        make_model("graph", integration_mode="exact").save_pretrained(tmp_path / "graph", with_code=True)
+        assert lists <= {path.stem for path in (tmp_path / "graph").glob("*.py")}  # for the sum over edges
         code = (tmp_path / "exact" / "modeling_itnet_operator.py").read_text(encoding="utf-8")
         names = {}
         exec(code[code.index("class ITNetFactors:") :].partition("\n\n")[0], names)

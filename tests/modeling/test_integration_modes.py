@@ -783,21 +783,13 @@ class TestSpectrum:
 
 
 class TestLimitOfExactIntegration:
-    @pytest.mark.parametrize(
-        ("settings", "device", "limit"),
-        [
-            ({}, "cpu", 512),
-            ({}, "cuda", 8192),
-            ({"exact_max_positions": 6}, "cuda", 6),
-            ({"exact_max_positions": 0}, "cpu", 0),
-        ],
-    )
-    def test_depends_on_the_device_unless_given(self, tiny_config, settings, device, limit):
-        config = tiny_config("signal", integration_mode="auto", **settings)
-        assert choice.exact_limit(config, device) == limit
-        assert choice.integration_mode(config, limit, device) == "exact"
-        assert choice.integration_mode(config, limit + 1, device) == "monte_carlo"
+    @pytest.mark.parametrize(("given", "limit"), [(None, 512), (6, 6), (0, 0)])
+    def test_is_the_papers_unless_given(self, tiny_config, given, limit):
+        config = tiny_config("signal", integration_mode="auto", exact_max_positions=given)
+        assert choice.exact_limit(config) == limit
+        assert choice.integration_mode(config, limit) == "exact"
+        assert choice.integration_mode(config, limit + 1) == "monte_carlo"
 
-    def test_a_causal_model_has_one_limit_everywhere(self, tiny_config):
+    def test_a_causal_model_goes_by_its_longest_text(self, tiny_config):
         config = tiny_config("text", is_causal=True, integration_mode="auto", max_position_embeddings=1024)
-        assert choice.exact_limit(config, "cuda") == choice.exact_limit(config, "cpu") == 512
+        assert choice.integration_mode(config, 3) == "monte_carlo"

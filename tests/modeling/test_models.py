@@ -294,7 +294,7 @@ class TestPrecision:
         assert abs(loss - expected) < 0.01 * expected
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
-    @pytest.mark.parametrize("mode", ["exact", "low_rank", "monte_carlo"])
+    @pytest.mark.parametrize("mode", ["exact", "near_far", "low_rank", "monte_carlo"])
     def test_autocast_leaves_positions_alone(self, tiny_config, mode):
         """Angles of 2 pi 10 x in bfloat16 would be off by tenths of a radian, and neighbours would coincide."""
         settings = {"num_fourier_features": 64, "fourier_scale": 10.0, "max_position_embeddings": 512}
@@ -311,6 +311,19 @@ class TestPrecision:
         assert (gamma - torch.cat([angles.sin(), angles.cos()], -1)).abs().max() < 2e-7  # rounding of the result
         assert len(gamma.bfloat16().unique(dim=0)) == 512
         assert (actual - expected).norm() < 0.01 * expected.norm()
+
+    @pytest.mark.parametrize("name", HEADS)
+    def test_autocast_of_near_and_far(self, tiny_model, tiny_inputs, tiny_labels, name):
+        """The masses of neighbourhoods stay in float32; a training step is that of float32 up to rounding."""
+        model = tiny_model(name, integration_mode="near_far", near_size=9).train()
+        gradients = []
+        for is_lowered in (False, True):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_lowered):
+                loss = model(**tiny_inputs(name), labels=tiny_labels(name)).loss
+            model.zero_grad()
+            loss.backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
     def test_autocast_leaves_the_positions_of_factors_and_proposals_alone(self, tiny_config):
         settings = {"num_fourier_features": 64, "fourier_scale": 10.0, "approximate_mode": "low_rank"}

@@ -221,7 +221,7 @@ class TestProcessor:
     @pytest.mark.parametrize(
         ("points", "message"),
         [
-            (np.zeros((0, 3)), "`points` of cloud 0 are none"),
+            (np.zeros((0, 3)), "`points` of cloud 0 is empty"),
             ([np.ones((4, 3)), np.full((2, 3), np.nan)], "`points` of cloud 1 are not finite, at point 0 of 2"),
             (np.zeros((4, 2)), r"must be \[points, 3\], got \[4, 2\]"),
             (np.array([["a", "b", "c"]]), "must hold numbers"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an explorer page needs of a model: weights of its kernels, and the signals that its layers see."""
+"""Collects what an explorer page needs of a model: weights of its kernels, and the signals that its layers see."""
 
 import copy
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ def _layer_weights(operator: ITNetOperator, frequencies: Tensor) -> LayerWeights
 
 
 def _sample(row: int, mode: str, calls: list[Signal]) -> Sample:
-    """The real positions of one row of the batch. Padding changes nothing, so that it can be left out."""
+    """Returns the real positions of one row of the batch. Padding changes nothing, so that it can be left out."""
     domain = calls[0].domain
     kept = (domain.measure[row] > 0).nonzero().flatten()
     positions = domain.positions if domain.positions.dim() == 2 else domain.positions[row]
@@ -126,7 +126,7 @@ def _sample(row: int, mode: str, calls: list[Signal]) -> Sample:
 def _with_neighbourhood(
     config: ITNetConfig, domain: Domain, near_size: int | None, near_radius: float | None
 ) -> ITNetConfig:
-    """The configuration with neighbourhoods of the given size, or of one that fits where the model has none."""
+    """Returns the configuration with neighbourhoods of the given size, or of one that fits if the model has none."""
     config = copy.deepcopy(config)
     if near_size is None and config.integration_mode != "near_far":  # about a quarter of the positions
         near_size = min(config.near_size, max(9, domain.measure.shape[1] // 4))
@@ -147,7 +147,7 @@ def _add_neighbourhoods(sample: Sample, config: ITNetConfig) -> None:
 
 @torch.no_grad()
 def _add_anchors(sample: Sample, config: ITNetConfig, count: int | None) -> None:
-    """The anchors of Monte Carlo integration: as many as the model has, or a quarter of the positions."""
+    """Adds the anchors of Monte Carlo integration: as many as the model has, or a quarter of the positions."""
     if count is None:
         count = config.num_samples if sample.mode == "monte_carlo" else max(1, sample.count // 4)
     if count >= sample.count:
@@ -159,7 +159,7 @@ def _add_anchors(sample: Sample, config: ITNetConfig, count: int | None) -> None
 def _add_predictions(
     model: nn.Module, inputs: Mapping[str, Tensor], operators: list[ITNetOperator], samples: list[Sample]
 ) -> None:
-    """First-order effect of every integral on the prediction, where the model has logits.
+    """Adds the first-order effect of every integral on the prediction, where the model has logits.
 
     A classifier [B, C] has one prediction per sample, which several rows may belong to (pairs of images). Models of
     tokens [B, n, C] have one per position, and its gradient is taken in the integral at that same position.
@@ -186,7 +186,7 @@ def _add_predictions(
 def _gradients_by_position(
     model: nn.Module, arguments: dict[str, Tensor], operators: list[ITNetOperator], sample: Sample
 ) -> list[Tensor]:
-    """Row i: the gradient of prediction i in the integral at i. Copies of the sample run together."""
+    """Returns in row i the gradient of prediction i in the integral at i. Copies of the sample run together."""
     own = [torch.zeros_like(features) for features in sample.features]
     for positions in torch.arange(sample.count).split(_COPIES):
         copies = {
@@ -204,7 +204,7 @@ def _gradients_by_position(
 def _logit_gradients(
     model: nn.Module, arguments: Mapping[str, Tensor], operators: list[ITNetOperator], positions: Tensor | None
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Logits, and the gradients of log p of the most likely label in all integrals: [B, n, d] per layer.
+    """Returns the logits, and the gradients of log p of the most likely label in all integrals: [B, n, d] per layer.
 
     With ``positions`` [B], sample b counts at its position b alone. Integrals are what enters W^O.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``explore_kernels``: a page in which readers move the query and see what the kernels do."""
+"""``explore_kernels`` writes a page in which readers move the query and see what the kernels do."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
 
 
 def _plans(wanted: _Plan, precision: str | None) -> Iterator[_Plan]:
-    """From all that is wanted to one layer and one head: half precision first, then fewer layers, then heads."""
+    """Yields what to keep: all that is wanted, then half precision, then fewer layers, then fewer heads."""
     yield wanted
     half = wanted._replace(precision=precision or "float16")
     if half != wanted:
@@ -143,14 +143,14 @@ def _plans(wanted: _Plan, precision: str | None) -> Iterator[_Plan]:
 
 
 def _spread(numbers: list[int], count: int) -> list[int]:
-    """``count`` of the numbers from the first to the last; of one, the last."""
+    """Returns ``count`` of the numbers from the first to the last; if it is one, the last."""
     if count == 1:
         return numbers[-1:]
     return [numbers[round(k * (len(numbers) - 1) / (count - 1))] for k in range(count)]
 
 
 def _fields(weights: LayerWeights, mode: str) -> list[dict[str, str]]:
-    """The kernels that a checkpoint has. ``weights`` is how the model sums them: over all keys, or the near ones."""
+    """Returns the kernels of a checkpoint. ``weights`` is how the model sums them: over all keys, or the near ones."""
     is_split = mode == "near_far"
     found = []
     if weights.kernel is not None:
@@ -164,7 +164,7 @@ def _fields(weights: LayerWeights, mode: str) -> list[dict[str, str]]:
 
 
 def _modes(weights: LayerWeights, sample: Sample) -> list[dict[str, Any]]:
-    """The ways of integrating that the page compares: names of fields and of weights, and which is the model's."""
+    """Returns the ways of integrating that the page compares: fields, weights, and which is the model's."""
     if sample.mode == "near_far":
         near, far = {"field": "near", "weights": "near"}, {"field": "far", "weights": "all"}
         return [
@@ -189,14 +189,14 @@ def _modes(weights: LayerWeights, sample: Sample) -> list[dict[str, Any]]:
 
 
 def _near_name(sample: Sample, near_size: int) -> str:
-    """What neighbourhoods are here."""
+    """Returns what the page calls a neighbourhood of this model."""
     if sample.domain.layout is not None:
         return f"windows of {near_size} positions"
     return "ends of edges" if sample.domain.neighbors is not None else "balls"
 
 
 def _diagnosis(model: nn.Module, inputs: Mapping[str, Tensor], weights: list[LayerWeights], samples: list[Sample]):
-    """Figures per layer and head, or a sentence that says why there are none."""
+    """Returns figures per layer and head, or a sentence that says why there are none."""
     if any(layer.kernel is None for layer in weights):
         return "The kernels of this model are low-rank: it has factors, and no exact kernels to diagnose."
     config = find_operators(model)[0].config
@@ -227,7 +227,7 @@ def _page(
 
 
 def _layer(numbers: Numbers, plan: _Plan, weights: LayerWeights) -> dict[str, Any]:
-    """The weights of a layer for the heads of the plan."""
+    """Returns the weights of a layer for the heads of the plan."""
     found: dict[str, Any] = {}
     if weights.kernel is not None:
         kernel = weights.kernel
@@ -248,7 +248,7 @@ def _layer(numbers: Numbers, plan: _Plan, weights: LayerWeights) -> dict[str, An
 
 
 def _is_shared(name: str) -> bool:
-    """Whether heads share a parameter of the factors."""
+    """Says whether heads share a parameter of the factors."""
     return name.endswith((".w1", ".b1"))
 
 

@@ -16,13 +16,13 @@ SCRIPTS = ("numbers.js", "fields.js", "drawing.js", "views.js", "charts.js", "ex
 
 
 class Numbers:
-    """Tensors one after the other as bytes. ``add`` returns what the page finds one by: offset, shape and type."""
+    """Keeps tensors one after the other as bytes."""
 
     def __init__(self, precision: str):
         self.precision, self.bytes = precision, bytearray()
 
     def add(self, tensor: Tensor, *, is_exact: bool = False) -> dict[str, Any]:
-        """Floating-point numbers are stored in the page's precision, or if ``is_exact`` in float32."""
+        """Stores a tensor in the page's precision, or in float32 if ``is_exact``; returns where the page finds it."""
         values = tensor.detach().cpu()
         if values.dtype == torch.bool:
             stored, kind = np.packbits(values.numpy(), axis=-1, bitorder="little"), "bits"
@@ -38,7 +38,7 @@ class Numbers:
 
 
 def write_page(description: dict[str, Any], numbers: Numbers) -> str:
-    """The page: no part of it is loaded from elsewhere."""
+    """Returns the text of the page, which loads no part of itself from elsewhere."""
     text = json.dumps(description, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "title": html.escape(description["title"]),

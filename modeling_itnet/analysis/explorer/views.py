@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a sample is drawn: its positions as parts, which are grids of patches, lines of tokens, or points.
+"""Says how a sample is drawn: its positions form parts, which are grids of patches, lines of tokens, or points.
 
 The parts follow from the layout of the domain, so that a new modality needs nothing here.
 """
@@ -23,7 +23,7 @@ _PICTURE = 256
 def sample_parts(
     sample: Sample, inputs: Mapping[str, Tensor], names: Callable[[list[int]], list[str]] | None
 ) -> list[dict[str, Any]]:
-    """The parts of a sample, in the order of its positions. ``names`` gives the tokens of some ids."""
+    """Returns the parts of a sample, in the order of its positions. ``names`` gives the tokens of some ids."""
     if sample.domain.layout is None:
         return [_points(sample, inputs)]
     parts, start = [], 0
@@ -42,7 +42,7 @@ def sample_parts(
 
 
 def _points(sample: Sample, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Points where they are in up to three dimensions. Nodes of a graph lie by the lengths of the paths between them.
+    """Places points where they are, in up to three dimensions, and nodes by the lengths of the paths between them.
 
     ``shade`` is the first number of what the model is given at each point, if it is given any.
     """
@@ -66,7 +66,7 @@ def _points(sample: Sample, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _graph_layout(count: int, edges: list[tuple[int, int]]) -> Tensor:
-    """[n, 2], places whose distances are close to the lengths of the shortest paths (classical scaling).
+    """Returns places [n, 2] whose distances are close to the lengths of the shortest paths (classical scaling).
 
     Nodes that no path joins are as far from each other as twice the longest path.
     """
@@ -86,7 +86,7 @@ def _graph_layout(count: int, edges: list[tuple[int, int]]) -> Tensor:
 
 
 def _tokens(sample: Sample, inputs: Mapping[str, Tensor], number: int, start: int, count: int, names) -> list[str]:
-    """The tokens of a part of the layout, the ``number``-th, whose positions begin at ``start``."""
+    """Returns the tokens of a part of the layout, the ``number``-th, whose positions begin at ``start``."""
     ids = inputs.get("input_ids")
     if ids is None:
         return [str(place) for place in range(count)]
@@ -96,7 +96,7 @@ def _tokens(sample: Sample, inputs: Mapping[str, Tensor], number: int, start: in
 
 
 def _picture(inputs: Mapping[str, Tensor], row: int) -> str | None:
-    """The image of a row as the address of a PNG that holds it."""
+    """Returns the image of a row as the address of a PNG that holds it."""
     pixels = inputs.get("pixel_values")
     if pixels is None:
         return None
