@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers import initialization as init
 
 from configuration_itnet import ITNetConfig
@@ -80,6 +81,7 @@ class ITNetKernel(nn.Module):
         self.inputs = tuple(config.kernel_inputs)
         self.head_dim = config.head_dim
         self.init_std, self.init_scale = config.initializer_range, config.kernel_init_scale
+        self.position_scale = config.kernel_position_scale
         width = config.kernel_hidden_size
         heads = config.num_attention_heads if config.kernel_output_sharing == "per_head" else 1
         own = (config.num_attention_heads,) if config.kernel_input_sharing == "per_head" else ()
@@ -95,9 +97,14 @@ class ITNetKernel(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """W2 is small and b2 the identity: the head starts as the mean of the signal."""
+        """Starts with a small W2 and with the identity as b2, so that the head is the mean of the signal."""
         width = self.w1.shape[-2]
         init.normal_(self.w1, std=self.init_std)
+        if self.position_scale != 1:
+            content = sum(name.startswith("u_") for name in self.inputs) * self.head_dim  # the last columns
+            scale = self.w1.new_ones(self.w1.shape[-1])
+            scale[: len(scale) - content] = self.position_scale
+            init.copy_(self.w1, self.w1 * scale)
         init.zeros_(self.b1)
         if self.w_mid is not None:
             init.normal_(self.w_mid, std=1 / math.sqrt(width))
@@ -117,7 +124,7 @@ class ITNetOperator(nn.Module):
     ``config.integration_mode`` says how the integral is taken (docs/integration.md); the operator owns the parameters
     of the modes that the configuration names: ``kernel`` (exact and Monte Carlo), ``proposal`` (Monte Carlo, in
     training), ``factors`` (low rank). It initialises itself, unless a model does that for its layers, and can stand
-    alone::
+    alone. With ``config.output_gate`` the integral is multiplied by SiLU(W_g u(x)) before W^O::
 
         config = ITNetConfig(modality="signal", position_dim=2, hidden_size=64, num_attention_heads=4)
         operator = ITNetOperator(config)
@@ -135,16 +142,21 @@ class ITNetOperator(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W^O
         self.residual = nn.Linear(config.hidden_size, config.hidden_size, bias=False)  # W_theta
         self.output.initialization, self.residual.initialization = "xavier_output", "identity"
+        self.gate = None  # W_g
+        if config.output_gate:
+            self.gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+            self.gate.initialization = "xavier"
         if initialize:
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """App. init of the paper, as for the operators of a model."""
+        """Follows App. init of the paper, as for the operators of a model."""
         for part in (self.kernel, self.factors, self.proposal):
             if part is not None:
                 part.reset_parameters()
-        for linear in (self.output, self.residual):
-            reset_linear(linear, self.config)
+        for linear in (self.output, self.residual, self.gate):
+            if linear is not None:
+                reset_linear(linear, self.config)
 
     @property
     def is_causal(self) -> bool:
@@ -198,6 +210,8 @@ class ITNetOperator(nn.Module):
             integrals.append(out.flatten(-2))
         out = merge(parts, integrals, features.shape)
         if is_projected:
+            if self.gate is not None:
+                out = out * silu(self.gate(features))
             out = self._joined(self.output(out) + self.residual(features), parts)
         return (out, torch.stack(losses).mean() if losses else None) if return_proposal_loss else out
 
@@ -323,7 +337,8 @@ def reset_linear(linear: nn.Linear, config: ITNetConfig) -> None:
     if scheme == "identity":
         init.eye_(linear.weight)
     elif scheme == "position":  # W_pos gamma(x) is as large as a token embedding: |gamma(x)|^2 is half its length
-        init.normal_(linear.weight, std=config.initializer_range * math.sqrt(2 / linear.weight.shape[1]))
+        std = config.position_init_scale * config.initializer_range * math.sqrt(2 / linear.weight.shape[1])
+        init.normal_(linear.weight, std=std)
     else:
         gain = 1 / math.sqrt(2 * config.num_hidden_layers) if scheme == "xavier_output" else 1
         init.xavier_uniform_(linear.weight, gain=gain)

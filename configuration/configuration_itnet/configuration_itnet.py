@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ITNet model configuration."""
+"""The configuration of ITNet models."""
 
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
@@ -80,6 +80,8 @@ class ITNetConfig(PreTrainedConfig):
         kernel_num_layers: Linear layers of the kernel MLP: 2, or 3, at more cost.
         kernel_init_scale: `ε` of the initial `W2 = ε N(0, 1/w_κ)`: how far the kernel starts from the identity. At 0,
             a head starts as the mean of the signal.
+        kernel_position_scale: Factor of the initial weights in `W1` by which the kernel sees positions. With 10, say,
+            its hidden units tell the places of a short window apart from the start.
         kernel_inputs: The groups that the kernel sees, of `"x"`, `"y"`, `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`,
             `"u_x*u_y"`, where `x` is the query end and `y` the key end. They are stored in this order. Without any,
             the kernel is constant.
@@ -97,8 +99,8 @@ class ITNetConfig(PreTrainedConfig):
             `max_position_embeddings`. A model owns the parameters of its modes only.
         approximate_mode: What `"auto"` uses above `exact_max_positions`. `None` is Monte Carlo integration without
             parameters of its own: samples follow the measure in training, and anchors are used at evaluation.
-        exact_max_positions: Most real positions that `"auto"` integrates exactly. `None` is 512 on a CPU and for
-            causal models, and 8192 on a GPU.
+        exact_max_positions: Most real positions that `"auto"` integrates exactly. `None` is 512,
+            whatever the device.
         near_size: Positions in the window of `"near_far"`, in text and on grids: an odd number in text, in the past
             alone for a causal model; the square of an odd number on images.
         near_radius: Radius of the neighbourhood of `"near_far"` where positions lie anywhere, in units of the
@@ -113,6 +115,9 @@ class ITNetConfig(PreTrainedConfig):
             operator pays `rank d_h²` per position for it.
         factor_decay: Let term `r` of the low-rank kernel decay as `exp(-λ_r (x_i − x_j))`, with learned rates
             `λ_r ≥ 0` per head. Causal models on one coordinate only; their positions must not fall.
+        output_gate: Multiply the integral of a layer, feature by feature, with `SiLU(W_g u(x))` before `W^O`. The gate
+            depends on the query alone, so that this is an integral with another kernel of the same arguments. It is
+            for language models, which it makes learn faster.
         factor_hidden_size: Hidden units of each of the MLPs `Φ` and `Ψ`, or `f` and `g`.
         proposal_size: Length of the vectors by which a proposal scores pairs.
         proposal_loss_weight: `λ` of `loss + λ proposal_loss`, by which heads train.
@@ -135,6 +140,8 @@ class ITNetConfig(PreTrainedConfig):
         max_position_embeddings: Longest text in training, in tokens, to which tokenizers cut texts. Longer ones run
             too, as nothing is learned per position: token `k` (from 1) of `n` sits at `k / n`. In a causal model it
             sits at `k / max_position_embeddings`, and above 1 the model extrapolates (a warning says so, once).
+        position_init_scale: Factor of the initial `W_pos`, by which `γ(x)` enters the features of a token. At 0 they
+            start from the token alone, so that a kernel of `x - y` begins invariant to translations.
         type_vocab_size: Number of segment ids (`token_type_ids`).
         pad_token_id: Token id of padding, which has measure 0.
         bos_token_id: Token id that starts a generated text.
@@ -221,6 +228,7 @@ class ITNetConfig(PreTrainedConfig):
     kernel_hidden_size: int = 128
     kernel_num_layers: int = 2
     kernel_init_scale: float | int = 1e-3
+    kernel_position_scale: float | int = 1.0
     kernel_inputs: list[str] | tuple[str, ...] = KERNEL_INPUTS
     kernel_output_sharing: Literal["per_head", "shared"] = "per_head"
     kernel_input_sharing: Literal["shared", "per_head"] = "shared"
@@ -234,6 +242,7 @@ class ITNetConfig(PreTrainedConfig):
     rank: int = 8
     factor_form: Literal["vector", "matrix"] = "vector"
     factor_decay: bool = False
+    output_gate: bool = False
     factor_hidden_size: int = 32
     proposal_size: int = 16
     proposal_loss_weight: float | int = 0.1
@@ -248,6 +257,7 @@ class ITNetConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     max_position_embeddings: int = 512
+    position_init_scale: float | int = 1.0
     type_vocab_size: int = 2
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
@@ -298,13 +308,13 @@ class ITNetConfig(PreTrainedConfig):
         self.validate_architecture()
 
     def validate_architecture(self):
-        """Part of `@strict`-powered validation: ranges and combinations, at construction and when saving."""
+        """Checks ranges and combinations of fields. `@strict` calls it at construction and before saving."""
         check_config(self)
 
     @classmethod
     def from_preset(cls, name: str, task: str | None = None, **overrides) -> "ITNetConfig":
         """
-        The configuration of a named model size, with `overrides` in place of the preset's own values.
+        Returns the configuration of a named model size, with `overrides` in place of the preset's own values.
 
         Args:
             name (`str`): `"itnet-tiny"`, `"itnet-pc"`, `"itnet-small"`, `"itnet-base"` or `"itnet-large"`.
@@ -322,10 +332,10 @@ class ITNetConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "ITNetConfig":
         """
-        As in the base class, except that keyword arguments naming fields of this class take part in construction. The
-        base class assigns them afterwards, where nothing derives from them and nothing validates them. And the
-        configuration of another model is an error, not a warning. Entries that this version does not know, as another
-        version of Transformers may have written, become attributes without a meaning here.
+        Does what the base class does, except that keyword arguments naming fields of this class take part in
+        construction. The base class assigns them afterwards, where nothing derives from them and nothing validates
+        them. The configuration of another model is an error, not a warning. Entries that this version does not know,
+        as another version of Transformers may have written, become attributes without a meaning here.
         """
         if config_dict.get("model_type", cls.model_type) != cls.model_type:
             raise ValueError(
@@ -349,7 +359,7 @@ class ITNetConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in the base class, except that a missing or empty file is an error, not a configuration of defaults."""
+        """Does what the base class does, but a missing or empty file is an error, not a default configuration."""
         values, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not values.keys() - {"_commit_hash", "_name_or_path"}:
             raise OSError(
@@ -359,7 +369,7 @@ class ITNetConfig(PreTrainedConfig):
         return values, kwargs
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the base class. Two labels that were asked for are told from the two that are there by default."""
+        """Does what the base class does, and tells two labels that were asked for from the two default ones."""
         values = super().to_dict()
         if values.pop("_two_labels_wanted", False) and self.id2label == _UNNAMED:
             values["num_labels"] = len(_UNNAMED)
@@ -378,7 +388,7 @@ class ITNetConfig(PreTrainedConfig):
 
     @property
     def labels_are_default(self) -> bool:
-        """Whether nobody has named or counted the labels: then Transformers fills in two of them."""
+        """Whether nobody has named or counted the labels. Transformers fills in two of them then."""
         return self.id2label == _UNNAMED and not self._two_labels_wanted
 
     @property
@@ -388,7 +398,7 @@ class ITNetConfig(PreTrainedConfig):
 
     @property
     def integration_modes(self) -> tuple[str, ...]:
-        """The modes that this model can meet: one, or for `"auto"` exact and what it turns to above."""
+        """The modes that this model can meet: one, or for `"auto"` the exact mode and the approximate one."""
         if self.integration_mode != "auto":
             return (self.integration_mode,)
         return ("exact", self.approximate_mode or "monte_carlo")
@@ -431,7 +441,7 @@ def _own_fields(cls: type) -> set[str]:
 
 
 def _is_common(name: str) -> bool:
-    """Whether ``name`` is no field, but something that Transformers gives to or drops from any configuration."""
+    """Says whether ``name`` is no field, but something that Transformers gives to or drops from any configuration."""
     return name.startswith("_") or name in _COMMON_ARGUMENTS or hasattr(_GENERATION_DEFAULTS, name)
 
 

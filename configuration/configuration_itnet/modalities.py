@@ -92,6 +92,9 @@ _LANGUAGE_MODEL = {
     "kernel_hidden_size": 8,
     "factor_form": "matrix",
     "factor_decay": True,
+    "output_gate": True,
+    "kernel_position_scale": 10.0,
+    "position_init_scale": 0.0,
 }
 # Transformers has no Auto class for point clouds, graphs or image pairs: their heads label a whole input, as sequence
 # classifiers do. A function of time is the signal that it has one for.

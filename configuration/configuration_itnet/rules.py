@@ -21,6 +21,8 @@ _MAY_BE_ZERO = (
     "num_fourier_features",
     "fourier_seed",
     "kernel_init_scale",
+    "kernel_position_scale",
+    "position_init_scale",
     "exact_max_positions",
     "proposal_loss_weight",
     "signal_feature_size",

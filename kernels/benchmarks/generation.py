@@ -26,9 +26,10 @@ GROWTH_GOAL, SPEED_GOALS = 1.2, {512: 0.8, 4096: 1.5}
 _MATRIX = {"factor_form": "matrix", "factor_decay": True, "rank": 8}
 #: The settings of docs/language.md.
 _NEAR = {"near_size": 4, "kernel_hidden_size": 8, "kernel_inputs": ("x-y", "u_x", "u_y", "u_x*u_y")}
+_FAR = {"factor_form": "matrix", "factor_decay": True, "rank": 2, "output_gate": True}
 ITNET = {
     "exact": {"integration_mode": "exact", "kernel_hidden_size": 16},
-    "near_far": {"integration_mode": "near_far", **_NEAR, "factor_form": "matrix", "rank": 2},
+    "near_far": {"integration_mode": "near_far", **_NEAR, **_FAR},
     "low_rank": {"integration_mode": "low_rank", "rank": 8},
     "low_rank, matrix": {"integration_mode": "low_rank", **_MATRIX},
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter counts by component, beside the figures that the paper prints."""
+"""Counts parameters by component, beside the figures that the paper prints."""
 
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ _COMPONENTS = {
     "low-rank factors": (("operator.factors", "decoder.factors"), None),
     "proposal": (("operator.proposal",), None),
     "output W^O": (("operator.output",), 7.08e6),
+    "gate W_g": (("operator.gate",), None),
     "residual W_theta": (("operator.residual",), 7.08e6),
     "layer norm": (("norm",), 36.9e3),
     "feed-forward": (("feed_forward.",), 56.6e6),
@@ -42,7 +43,7 @@ class ParameterTable(NamedTuple):
         return sum(self.components.values())
 
     def paper_figure(self, component: str) -> float | None:
-        """What the paper prints for a component (ITNet-B only); None where it prints nothing."""
+        """Returns what the paper prints for a component of ITNet-B, or None where it prints nothing."""
         return PAPER_BASE.get(component) if self.name == "itnet-base" else None
 
     @property
@@ -51,7 +52,7 @@ class ParameterTable(NamedTuple):
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters by component. Tied weights count once."""
+    """Counts parameters by component. Tied weights count once."""
     counts = dict.fromkeys(_COMPONENTS, 0)
     for name, parameter in model.named_parameters():
         component = next(label for label, (parts, _) in _COMPONENTS.items() if any(part in name for part in parts))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says which parts of an ITNet low-rank adaptation with PEFT should adapt."""
 
-#: The linear maps of a layer: W^O, W_theta and the feed-forward network.
-LORA_TARGET_MODULES = ("operator.output", "operator.residual", "feed_forward.expand", "feed_forward.contract")
+#: The linear maps of a layer: W^O, W_theta, the gate, where there is one, and the feed-forward network.
+LORA_TARGET_MODULES = ("operator.output", "operator.residual", "operator.gate")
+LORA_TARGET_MODULES += ("feed_forward.expand", "feed_forward.contract")
 #: The kernels' output weights W2 [H, d_h^2, w]: a parameter that is no linear layer. PEFT adapts it per head.
 LORA_TARGET_PARAMETERS = ("kernel.w2",)
 #: What a new task trains in full, where a model has it.

@@ -204,7 +204,7 @@ class CausalTest(GenerationTesterMixin, TextTest):
 
 
 class CausalNearFarTest(CausalTest):
-    factors = {"rank": 2, "factor_form": "matrix", "factor_decay": True}
+    factors = {"rank": 2, "factor_form": "matrix", "factor_decay": True, "output_gate": True}
     config = {**CausalTest.causal, **factors, "integration_mode": "near_far", "near_size": 3}
 
 

@@ -89,7 +89,7 @@ def test_adapter_finds_its_base(tmp_path, make_model, make_inputs, make_labels, 
 
 
 def test_what_is_adapted(make_model):
-    model = make_model("image-classification")
+    model = make_model("image-classification", output_gate=True)
     config = lora_config(model)
     assert config.modules_to_save == ["classifier"] and config.target_parameters == ["kernel.w2"]
     assert lora_config(make_model("image", integration_mode="low_rank", rank=3)).target_parameters is None

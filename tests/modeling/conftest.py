@@ -31,7 +31,7 @@ CAUSAL_MODES = {
     "exact": {"integration_mode": "exact"},
     "near_far, vector": {**NEAR_FAR, "rank": 2},
     "near_far, matrix": {**NEAR_FAR, **MATRIX},
-    "near_far, decay": {**NEAR_FAR, **MATRIX, "factor_decay": True},
+    "near_far, decay": {**NEAR_FAR, **MATRIX, "factor_decay": True, "output_gate": True},
     "low_rank, vector": LOW_RANK,
     "low_rank, matrix": {**LOW_RANK, **MATRIX},
     "low_rank, decay": {**LOW_RANK, "factor_decay": True},

@@ -231,6 +231,24 @@ class TestEmbeddings:
         assert_normal(model.layers[0].operator.kernel.w1, 0.1)
         assert_normal(model.encoder.patch_embeddings[0].weight, 0.1)
 
+    @pytest.mark.parametrize("sharing", ["shared", "per_head"])
+    def test_scales_of_positions(self, tiny_config, sharing, tmp_path):
+        """Of W1 by columns, and of W_pos; what a checkpoint holds is left alone."""
+        scales = {"kernel_position_scale": 10.0, "position_init_scale": 0.0, "kernel_input_sharing": sharing}
+        groups = {"kernel_inputs": ("x-y", "distance", "u_x", "u_x*u_y")}
+        model = ITNetModel(tiny_config("text", **WIDE, **scales, **groups))
+        positions, content = model.layers[0].operator.kernel.w1.split([2 * 16 + 1, 2 * 32], dim=-1)
+        assert_normal(positions, 0.2)
+        assert_normal(content, 0.02)
+        assert not model.encoder.position_projection.weight.any()
+        model.save_pretrained(tmp_path)
+        loaded = ITNetModel.from_pretrained(tmp_path).layers[0].operator.kernel.w1
+        assert torch.equal(loaded, model.layers[0].operator.kernel.w1)
+
+    def test_gate(self, tiny_config):
+        operator = ITNetModel(tiny_config("text", **WIDE, output_gate=True)).layers[0].operator
+        assert_uniform(operator.gate.weight, math.sqrt(6 / 256))
+
 
 class TestPartialCheckpoints:
     """What a checkpoint lacks is initialised as above when it is loaded, and what it holds is left alone."""

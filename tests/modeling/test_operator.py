@@ -32,6 +32,8 @@ CASES = {
     ),
     "image-raw-coordinates": (GRID_WITH_CLS, {"num_fourier_features": 0}),
     "text-subset-of-inputs": (LINE, {"kernel_inputs": ("distance", "u_y", "u_x*u_y")}),
+    "image-gated": (GRID_WITH_CLS, {"output_gate": True}),
+    "text-causal-gated": (LINE, {"is_causal": True, "output_gate": True}),
     "image-four-heads": (GRID_WITH_CLS, {"num_attention_heads": 4, "rank": 4}),
 }
 
@@ -80,7 +82,11 @@ def literal_operator(operator, config, features, positions, measure, frequencies
                     matrix = torch.stack([flat[row * size : (row + 1) * size] for row in range(size)])
                     total = total + omega[j] / mass * (matrix @ u_y)
                 heads.append(total)
-            rows.append(operator.output.weight @ torch.cat(heads) + operator.residual.weight @ u[i])
+            joined = torch.cat(heads)
+            if config.output_gate:
+                gate = operator.gate.weight @ u[i]
+                joined = joined * gate / (1 + torch.exp(-gate))
+            rows.append(operator.output.weight @ joined + operator.residual.weight @ u[i])
     return torch.stack(rows).view_as(features)
 
 
@@ -117,9 +123,15 @@ class TestEquation:
 class TestAlone:
     """An operator outside of a model."""
 
-    MODES = ({}, {"integration_mode": "monte_carlo"}, {"approximate_mode": "low_rank"}, {"kernel_num_layers": 3})
+    MODES = {
+        "exact": {},
+        "monte carlo": {"integration_mode": "monte_carlo"},
+        "low rank": {"approximate_mode": "low_rank"},
+        "three layers": {"kernel_num_layers": 3},
+        "gate": {"output_gate": True},
+    }
 
-    @pytest.mark.parametrize("settings", MODES, ids=["exact", "monte carlo", "low rank", "three layers"])
+    @pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
     def test_initialises_itself_as_in_a_model(self, tiny_config, settings):
         config = tiny_config("signal", **settings, hidden_size=64, kernel_hidden_size=64)
         torch.manual_seed(3)
