@@ -17,7 +17,7 @@ from modeling_itnet.hub import create_checkpoint
 TEXT = Path(__file__).parent / "data" / "alice.txt"
 
 
-def train(folder: str, text: Path, steps: int, length: int = 128, batch_size: int = 8) -> None:
+def train(folder: str, text: Path, steps: int, length: int = 128, batch_size: int = 4) -> None:
     """Makes a model in ``folder``, trains it on pieces of a text, and saves it there."""
     model = create_checkpoint("itnet-tiny", folder, task="causal-lm", texts=[text], vocab_size=1000)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, default=TEXT, help="text file to learn")
     parser.add_argument("--prompt", default="Alice was", help="text to continue")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--output_dir", default="outputs/generate_text")
     arguments = parser.parse_args()
     torch.manual_seed(0)

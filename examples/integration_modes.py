@@ -18,6 +18,7 @@ from quickstart import ROOT, to_tensors
 from torch import Tensor
 
 from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor, kernel_spectrum
+from modeling_itnet.integration.choice import integrating
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,16 +80,16 @@ def monte_carlo_errors(model, counts: list[int], pixels: Tensor) -> list[float]:
     inputs = {}
     operator = base.layers[0].operator
     operator.register_forward_pre_hook(lambda _, arguments: inputs.update(arguments=arguments[:2]))
-    base.config.integration_mode = "exact"
-    base(pixel_values=pixels)
-    exact = operator.integral(*inputs["arguments"])
-    base.config.integration_mode = "monte_carlo"
+    with integrating("exact"):
+        base(pixel_values=pixels)
+        exact = operator.integral(*inputs["arguments"])
     base.train()
     torch.manual_seed(0)
     errors = []
     for count in counts:
         base.config.num_samples = count
-        draws = [(operator.integral(*inputs["arguments"]) - exact).square().sum() for _ in range(20)]
+        with integrating("monte_carlo"):
+            draws = [(operator.integral(*inputs["arguments"]) - exact).square().sum() for _ in range(20)]
         errors.append(float((torch.stack(draws).mean() / exact.square().sum()).sqrt()))
     return errors
 

@@ -64,8 +64,8 @@ def export_decoding_step(
     :class:`DecodingStep`. It starts from `DecodingStep(model, capacity).initial_state(batch)`.
 
     Args:
-        model: A causal language model with exact, near and far or low-rank integration.
-        capacity: Tokens that an exact model sees; by default `max_position_embeddings`.
+        model: A causal language model, in any mode.
+        capacity: Tokens that an exact or Monte Carlo model sees; by default `max_position_embeddings`.
         dynamic_batch: The graph takes any number of texts; otherwise one.
     """
     step, batch = DecodingStep(model, capacity), 2 if dynamic_batch else 1
@@ -129,11 +129,19 @@ def _dense_stable_sort(
     return rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)
 
 
-#: A kernel that decays needs the first, windows that count real tokens the others.
+def _whole_split(tensor: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Takes a tensor that fits into one part as it is; its tile size is a symbol, which ONNX cannot split by."""
+    if not isinstance(size, int) and tensor.shape[dim] <= size:
+        return (tensor.clone(),)
+    return NotImplemented
+
+
+#: A kernel that decays needs the first, windows that count real tokens the next two, and anchors the last.
 _UNKNOWN_TO_ONNX = {
     torch.ops.aten.cummax.default: _dense_cummax,
     torch.ops.aten.sort.stable: _dense_stable_sort,
     torch.ops.aten.argsort.stable: lambda *args, **kwargs: _dense_stable_sort(*args, **kwargs)[1],
+    torch.ops.aten.split.Tensor: _whole_split,
 }
 
 

@@ -34,7 +34,7 @@ def requested_mode(config: ITNetConfig) -> str:
 
 
 #: Most positions that "auto" integrates exactly where ``exact_max_positions`` is None: the paper's number. On a GPU,
-#: Monte Carlo integration is predicted to be as fast from 110 to 240 positions on (docs/decisions.md).
+#: Monte Carlo integration is predicted to be as fast from 140 to 240 positions on (docs/decisions.md).
 EXACT_POSITIONS = 512
 
 

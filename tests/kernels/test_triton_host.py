@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="the triton package is not installed")
 
 from itnet_kernels.backends import resolve_backend
 from itnet_kernels.exact.triton import device as device_module
-from itnet_kernels.exact.triton.pairs import dot_precision, float32_product
+from itnet_kernels.exact.triton.device import dot_precision
+from itnet_kernels.products import float32_product
 
 CUDA = torch.device("cuda")
 

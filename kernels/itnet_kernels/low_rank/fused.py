@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..operators import KernelOperator
+from ..products import float32_product
 
 
 def _kernels():
@@ -144,8 +145,6 @@ def plain_factor_project(inputs: FactorProject) -> Tensor:
 
 def _weight_gradient(left: Tensor, z: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns sum_i left_i[a] z_i[r] h_i[k]: [H, r, a, k], by one product per head."""
-    from ..sampled.triton.device import float32_product
-
     products = (z.unsqueeze(-1) * hidden.unsqueeze(-2)).to(dtype).permute(2, 0, 1, 3, 4).flatten(1, 2).flatten(2)
     left = left.to(dtype).permute(2, 3, 0, 1).flatten(2)  # [H, a, B n]
     return float32_product(left, products).unflatten(2, (z.shape[-1], -1)).transpose(1, 2)

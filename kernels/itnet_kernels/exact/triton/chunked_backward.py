@@ -15,12 +15,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...products import float32_product
 from ..pair_inputs import HEAD_MAJOR, slices
 from .backward import itnet_bwd_kernel
 from .bias import of_samples
 from .configs import BACKWARD_POSITIONS, backward_units, size_class
 from .device import device_major, dot_precision, gelu_form, on_device
-from .pairs import WORKSPACE_BYTES, TritonPairs, float32_product
+from .pairs import WORKSPACE_BYTES, TritonPairs
 from .sizes import resize
 
 _MOST_QUERIES = 2048  # of a chunk: the second dimension of a CUDA grid ends at 65535 tiles

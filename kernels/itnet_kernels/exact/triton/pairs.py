@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...products import float32_product
 from ..pair_inputs import HEAD_MAJOR, PairInputs, slices
 from .bias import TritonBias
 from .configs import KEY_MULTIPLE, TILE_SIZES, size_class
@@ -315,11 +316,3 @@ class PartialSums(NamedTuple):
     measure: Tensor  # [unit groups, H, B, padded_keys]; the measure itself if nobody wants its gradient
     content: Tensor  # [sample groups, H, 2, w, d_h], of W_uy and W_had
     w2: Tensor  # * [sample groups, H, w * d_h, d_h]
-
-
-def float32_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns left @ right of [H, m, k] and [H, k, n], accumulated and returned in float32 whatever their dtype."""
-    has_out_dtype = "dtype" in torch.ops.aten.bmm.overloads()  # torch >= 2.8
-    if left.dtype != torch.float32 and left.is_cuda and torch.version.hip is None and has_out_dtype:
-        return torch.bmm(left, right, out_dtype=torch.float32, out=out)
-    return torch.bmm(left.float(), right.float(), out=out)
