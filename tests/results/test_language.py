@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-MODELS = ("near_far", "near_far-decay", "exact", "low_rank", "low_rank-decay")
-MODELS += ("gpt2", "gpt2_conv", "llama", "llama_conv", "mamba")
+MODELS = ("near_far", "near_far-2", "near_far-plain", "exact", "low_rank-decay", "low_rank")
+MODELS += ("gpt2", "gpt2_conv", "llama", "llama-0.05", "llama_conv", "mamba")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def write_log(problem, model, folder, seed, times, scores):
 def test_equal_times(script, load_script, problem, tmp_path):
     """Near and far in fewer steps stands beside the peers in all of theirs, and beside no other model."""
     tables, trials = (load_script(name) for name in ("language_tables", "trials"))
-    shorter = script.problems(problem.folder.parent)["gutenberg-time"]
+    shorter = script.problems(problem.folder.parent)["gutenberg-time-llama"]
     assert list(shorter.contestants) == ["near_far"] and shorter.tuned_on == "gutenberg"
     assert trials.Trial(shorter, "near_far", 1e-3, seed=1).steps == shorter.steps < problem_steps(script, problem)
     write_log(problem, "gpt2", tmp_path, 1, [5.0, 10.0], [3.0, 2.5])
@@ -142,7 +142,7 @@ def test_equal_times(script, load_script, problem, tmp_path):
     assert "Equal times" not in script.page({"gutenberg": problem}, tmp_path)
     write_log(shorter, "near_far", tmp_path, 1, [5.0, 11.0], [3.0, 1.75])
     write_log(shorter, "near_far", tmp_path, 2, [5.0, 9.0], [3.0, 1.65])
-    text = script.page({"gutenberg": problem, "gutenberg-time": shorter}, tmp_path).partition("Equal times")[2]
+    text = script.page({"gutenberg": problem, "gutenberg-time-llama": shorter}, tmp_path).partition("Equal times")[2]
     assert "| GPT-2 | 2 | 2.500 | 10 | 1 |" in text
     assert "| ITNet, near and far | 2 | 1.700 ± 0.071 | 10 | 2 |" in text
     assert tables.equal_time(problem, []) == []
