@@ -156,7 +156,7 @@ class TestAlone:
     def test_fills_memory_that_held_something_else(self, tiny_config, monkeypatch):
         empty = torch.empty
         monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(float("nan")))
-        for settings in self.MODES:
+        for settings in self.MODES.values():
             operator = ITNetOperator(tiny_config("signal", **settings))
             assert all(parameter.isfinite().all() for parameter in operator.parameters())
 
