@@ -318,8 +318,11 @@ def accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> No
 
 
 def store(total: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
-    """Sets total = left @ right + beta total, [h, c, ., .] each."""
-    total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=beta)
+    """Sets total = left @ right + beta total, [h, c, ., .] each. One matrix is faster as such than as a batch of one."""
+    if total.shape[:2] == (1, 1):
+        total[0, 0].addmm_(left[0, 0], right[0, 0], beta=beta)
+    else:
+        total.view(-1, *total.shape[2:]).baddbmm_(left.flatten(0, 1), right.flatten(0, 1), beta=beta)
 
 
 def weigh(hidden: Tensor, omega: Tensor | None, tile: Tile) -> None:
