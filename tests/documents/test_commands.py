@@ -1,5 +1,6 @@
 """Every command of the documents works from a clone: whole where it is quick, for a step where it trains."""
 
+import ast
 import fnmatch
 import importlib.metadata
 import os
@@ -8,6 +9,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ from .extract import ROOT, Command, commands, documents
 #: Written in the place of an argument, in capitals or in brackets.
 PLACEHOLDER = re.compile(r"^\[?[A-Z]{3,}\]?$")
 
-#: What makes a long command short. The value stands after the arguments of the document, so that it wins.
+#: What makes a long command short. It takes the place of what the document says.
 SHORTER = {
     "docs/figures/kernels_boot.py": ["--output", "boot.png"],
     "examples/quickstart.py": ["--max_steps", "1", "--output_dir", "quickstart"],
@@ -156,18 +159,28 @@ def test_pip(command):
             assert base.lower() in known | {"parameterized"}, f"{command.document}: {name}"
 
 
-@pytest.fixture(scope="session")
+@cache
 def node_ids() -> list[str]:
-    arguments = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    """All tests by the names that stand in their files, without parameters: collecting them takes half a minute."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            of_class = (
+                [f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)]
+                if isinstance(node, ast.ClassDef)
+                else []
+            )
+            own = [node.name] if isinstance(node, ast.FunctionDef) else []
+            found += [f"{name}::{test}" for test in own + of_class if test.split("::")[-1].startswith("test")]
+    return found
 
 
-def selected(words: list[str], node_ids: list[str]) -> Iterator[str]:
+def selected(words: list[str]) -> Iterator[str]:
     """Tests that paths and a -k expression choose, by pytest's own reading of the expression."""
     expression = Expression.compile(words[words.index("-k") + 1]) if "-k" in words else None
     paths = [word for word in words if word.startswith("tests")]
-    for node in node_ids:
+    for node in node_ids():
         if paths and not any(node.startswith(path) for path in paths):
             continue
         if expression is None or expression.evaluate(lambda name, node=node: name.lower() in node.lower()):
@@ -175,11 +188,11 @@ def selected(words: list[str], node_ids: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", of_kind("pytest"))
-def test_pytest_selects_something(command, node_ids):
+def test_pytest_selects_something(command):
     """The suite runs the tests themselves."""
     words = shlex.split(command.text)
     if words[-2:] != ["-k", "name"]:  # the example in CONTRIBUTING
-        assert next(selected(words, node_ids), None), f"{command.document}: {command.text} selects no test"
+        assert next(selected(words), None), f"{command.document}: {command.text} selects no test"
 
 
 def shortened(command: Command, tiny_data) -> list[str]:
@@ -193,13 +206,39 @@ def shortened(command: Command, tiny_data) -> list[str]:
     if name in tiny_data and "--help" not in words:
         options = ["--dataset", str(tiny_data[name]), "--max_steps", "1", "--per_device_train_batch_size", "2"]
         return [*words, *options, "--output_dir", "run", "--overwrite_output_dir", "true", "--use_cpu", "true"]
-    return [*words, *SHORTER.get(script, [])]
+    shorter = SHORTER.get(script, [])
+    return [*without(words, {word for word in shorter if word.startswith("-")}), *shorter]
+
+
+def without(words: list[str], options: set[str]) -> list[str]:
+    """The words of a command but for these options and their values."""
+    kept, is_kept = [], True
+    for word in words:
+        is_kept = word not in options if word.startswith("-") else is_kept
+        kept += [word] * is_kept
+    return kept
+
+
+@cache
+def help_of(script: tuple[str, ...]) -> str:
+    return run([*script, "--help"], ROOT).stdout
 
 
 @pytest.mark.parametrize("command", of_kind("python"))
 def test_python(command, folder, tiny_data):
     words = shortened(command, tiny_data)
-    run([f"made-by-{abs(hash(command.text))}" if PLACEHOLDER.match(word) else word for word in words], folder)
+    if words[-1] == "--help":
+        known = help_of(tuple(words[:-1]))
+        options = [word.partition("=")[0] for word in shlex.split(command.text) if word.startswith("--")]
+        assert [option for option in options if option not in known] == [], command.document
+    else:
+        run_once(tuple("made-by-a-command" if PLACEHOLDER.match(word) else word for word in words), folder)
+
+
+@cache
+def run_once(words: tuple[str, ...], folder: Path) -> None:
+    """Commands that differ in what was made shorter are one."""
+    run(list(words), folder)
 
 
 @pytest.mark.parametrize("command", of_kind("itnet"))

@@ -318,7 +318,7 @@ def accumulate(total: Tensor, left: Tensor, right: Tensor, columns: slice) -> No
 
 
 def store(total: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
-    """Sets total = left @ right + beta total, [h, c, ., .] each. One matrix is faster as such than as a batch of one."""
+    """Sets total = left @ right + beta total, [h, c, ., .] each. One matrix as such is faster than one of a batch."""
     if total.shape[:2] == (1, 1):
         total[0, 0].addmm_(left[0, 0], right[0, 0], beta=beta)
     else:
