@@ -19,8 +19,8 @@ from ...products import float32_product
 from ..pair_inputs import HEAD_MAJOR, slices
 from .backward import itnet_bwd_kernel
 from .bias import of_samples
-from .configs import BACKWARD_POSITIONS, backward_units, size_class
-from .device import device_major, dot_precision, gelu_form, on_device
+from .configs import BACKWARD_POSITIONS, backward_units
+from .device import device_major, on_device
 from .pairs import WORKSPACE_BYTES, TritonPairs
 from .sizes import resize
 
@@ -60,36 +60,13 @@ class ChunkedBackward(TritonPairs):
         for chunk in slices(samples.start, samples.stop, count):
             yield (slice(None), chunk, rows), slice(chunk.start - samples.start, chunk.stop - samples.start)
 
-    def _launch_arguments(self, where: tuple[slice, ...], tile: Tensor | None) -> dict:
+    def _chunk_arguments(self, where: tuple[slice, ...], tile: Tensor | None) -> dict:
         """Returns what both kernels take, for a chunk and its bias [b or 1, t, w, padded_keys]."""
         _, samples, rows = where
-        count, queries = samples.stop - samples.start, rows.stop - rows.start
-        return {
-            "p_bias": self.row if tile is None else tile,
-            "bias_rows": 0 if tile is None or len(tile) == 1 else queries * self.width,
-            "p_range": self.ranges[samples],
-            "HAS_BIAS": tile is not None,
+        return self._problem(samples, rows, tile) | {
+            "bias_rows": 0 if tile is None or len(tile) == 1 else (rows.stop - rows.start) * self.width,
             "p_queries": self.float_queries[where],
-            "p_keys": self.keys[:, samples],
             "p_values": self.values[:, samples],
-            "p_row": self.row[where],
-            "p_w_key": self.w_key,
-            "p_w_product": self.w_product,
-            "p_scale": self.scale[samples],
-            "num_queries": queries,
-            "num_keys": self.num_keys,
-            "padded_keys": self.padded_keys,
-            "causal_offset": rows.start + self.num_keys - self.num_queries,
-            "samples": count,
-            "all_samples": self.batch,
-            "all_queries": self.num_queries,
-            "W": self.width,
-            "D": self.head_dim,
-            "size": size_class(self.num_heads * count * queries * self.width * self.num_keys),
-            "IS_CAUSAL": self.inputs.is_causal,
-            "GELU": gelu_form(self.dtype, self.keys.device),
-            "PRECISION": dot_precision(self.keys.device),
-            "enable_fp_fusion": True,  # the default depends on Triton's version
         }
 
     def backward(self, grad_out: Tensor, names: list[str]) -> dict[str, Tensor]:
@@ -161,7 +138,7 @@ class ChunkedBackward(TritonPairs):
         grad_queries = self.row.new_empty(width // units, heads, batch, count, dim)
         grad_content = self.row.new_empty(2, heads * batch * position_tiles, width, dim)
         itnet_bwd_kernel[(heads * batch, tiles)](
-            **self._launch_arguments(where, tile),
+            **self._chunk_arguments(where, tile),
             p_measure=self.measure[samples],
             p_dmoments=grad_moments,
             p_moments=moments,

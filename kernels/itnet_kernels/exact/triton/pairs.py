@@ -119,15 +119,20 @@ class TritonPairs:
 
     def _launch_arguments(self, samples: slice, rows: slice, tile: Tensor | None) -> dict:
         """Returns what the kernels have in common, for some queries of some samples and their bias."""
+        return self._problem(samples, rows, tile) | {
+            "bias_blocks_per_sample": 0 if tile is None or self.bias.is_shared else self.bias_blocks,
+            "p_queries": self.queries[:, samples, rows],
+            "p_measure": self.measure[samples],
+        }
+
+    def _problem(self, samples: slice, rows: slice, tile: Tensor | None) -> dict:
+        """Returns what every kernel of an exact sum takes, the chunked backward's included."""
         count, queries = samples.stop - samples.start, rows.stop - rows.start
         return {
             "p_bias": self.row if tile is None else tile,
-            "bias_blocks_per_sample": 0 if tile is None or self.bias.is_shared else self.bias_blocks,
             "p_range": self.ranges[samples],
             "HAS_BIAS": tile is not None,
-            "p_queries": self.queries[:, samples, rows],
             "p_keys": self.keys[:, samples],
-            "p_measure": self.measure[samples],
             "p_row": self.row[:, samples, rows],
             "p_w_key": self.w_key,
             "p_w_product": self.w_product,
