@@ -19,7 +19,7 @@ from .position_bias import HIDDEN, PositionBias
 
 # Elements of one tile of pre-activations, [groups, keys, queries * w]: 3 MB in float32, so that it stays in the cache
 # between its two matrix products.
-_TILE_ELEMENTS = 13 * 2**16
+_TILE_ELEMENTS = 11 * 2**16
 _TILE_KEYS = 512
 # Elements of the moments A, [groups, queries * w, d_h], that meet W2 in one product.
 _MOMENT_ELEMENTS = 2**20
