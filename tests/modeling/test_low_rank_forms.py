@@ -213,9 +213,10 @@ def test_flops_are_those_of_the_formula(is_causal):
     hidden = 2 * width * (config.position_size + heads * size) + 2 * width * heads * rank
     around = 2 * heads * size**2 / count  # the bias, and M on the state, once per sample
     products = 2 * heads * rank * size + rank * around / 2
-    if is_causal:  # in blocks of 16: the state of a block and M on it, its pairs, f (x) S on M, the bias everywhere
+    if is_causal:  # blocks of 16: the state of a block and M on it, its pairs and M on their sums, the bias everywhere
         around = 2 * heads * size**2 / 2
         products = heads * rank * (2 * size + size**2 / 16 + 16 * size + size**2)
+        products += heads * size * (rank * 4 / 16 + 32)  # running sums: of four blocks, and of values by 32
     dense = 2 * config.hidden_size * (config.hidden_size + config.intermediate_size)
     expected = 2 * config.num_hidden_layers * count * (hidden + products + around / 2 + dense)
     cost = {form: model_costs(given[form], [count], ("low_rank",))[0].forward_flops for form in FORMS}

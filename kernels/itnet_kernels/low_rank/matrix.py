@@ -5,9 +5,10 @@ r"""The operator with a low-rank kernel of matrices, K_ij = sum_r f_i[r] g_j[r] 
 
 Where all queries see all keys, M_r S[r] is the same for all of them, and a position costs r d_h multiply-adds. Each
 query of a causal operator has an S of its own, and costs r d_h^2. Positions are then taken in blocks of C. The keys of
-earlier blocks are a state per block, as above. Those of the query's own block meet all M_r in one product per head,
-[B n, d_h] x [d_h, r d_h], and M_r u_j is summed as values are in attention, by one product per block,
-[C, C r] x [C r, d_h]. Texts of more than a few blocks have these for a few blocks at a time, in the backward too.
+earlier blocks are a state per block, as above. Those of the query's own block are summed as values are in attention,
+by one product per block, [C r, C] x [C, d_h], and the sums meet all M_r in one product per head,
+[B n, r d_h] x [r d_h, d_h]. Texts of more than a few blocks have these for a few blocks at a time, in the backward
+too.
 """
 
 import torch
@@ -27,8 +28,8 @@ from .step import is_step, low_rank_step, step_decay
 # Positions in a block of a causal operator.
 _BLOCK = 16
 _FUSED_BLOCK = 32  # the same in GPU kernels; with 64, their backward spills
-# Elements of M_r u_j at a time: 4 MB in float32.
-_CHUNK_ELEMENTS = 2**20
+# Elements of the sums within blocks at a time: 16 MB in float32.
+_CHUNK_ELEMENTS = 2**22
 
 
 def low_rank_matrix_transform(
@@ -209,18 +210,18 @@ def _within_blocks(f, g, values, matrices, rates, times) -> Tensor:
     """Returns the sums over the keys of the query's own block, up to the query: [B, k, C, H, d_out]."""
     batch, blocks, size, num_heads, rank = f.shape
     f, g, values = (tensor.permute(3, 0, 1, 2, 4).flatten(1, 2) for tensor in (f, g, values))  # [H, B k, C, ...]
-    weight = matrices.permute(0, 3, 1, 2).flatten(2)  # [H, d_h, r d_out]
+    weight = matrices.transpose(2, 3).flatten(1, 2)  # [H, r d_h, d_out]
     mask = values.new_ones(size, size).tril()
 
     def chunk(f: Tensor, g: Tensor, values: Tensor, times: Tensor | None) -> Tensor:
-        weights = mask.unsqueeze(-1)  # [C, C, 1]
+        weights = mask.unsqueeze(1)  # [C, 1, C]
         if times is not None:  # [m, C]; the difference is negative where the mask is 0, and must not overflow
             spans = (times.unsqueeze(2) - times.unsqueeze(1)).clamp(min=0).to(mask.dtype)
-            weights = weights * torch.exp(-rates[:, None, None, None] * spans.unsqueeze(-1))  # [H, m, C, C, r]
-        pairs = f.unsqueeze(3) * (g.unsqueeze(2) * weights)  # [H, m, C, C, r]
-        received = values.flatten(1, 2) @ weight  # M_r u_j [H, m C, r d_out]
-        received = received.view(*values.shape[:2], size * rank, -1)
-        return pairs.flatten(3) @ received  # the last product: no backward repeats it
+            weights = weights * torch.exp(-rates[:, None, None, :, None] * spans.unsqueeze(2))  # [H, m, C, r, C]
+        pairs = f.unsqueeze(4) * (g.transpose(2, 3).unsqueeze(2) * weights)  # [H, m, C, r, C]
+        sums = pairs.flatten(2, 3) @ values  # [H, m, C r, d_h]
+        out = sums.view(num_heads, -1, weight.shape[1]) @ weight  # M_r of each [H, m C, d_out]
+        return out.unflatten(1, (-1, size))
 
     length = max(1, _CHUNK_ELEMENTS // (num_heads * size * rank * max(size, values.shape[-1])))
     parts = [tensor.split(length, dim=1) for tensor in (f, g, values)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..measure import prefix_sum, uniform_measure
+from ..measure import prefix_sum_of_rows, uniform_measure
 from ..positions import Coordinates
 from ..transforms import may_look_at
 from ..validation import batched, check_causal, check_measure, is_one_of
@@ -155,7 +155,7 @@ def running_sum(
     ``is_fused`` asks for a GPU kernel. Decays have as many dimensions as ``new``.
     """
     if decays is None:
-        total = fused_running_sum(RunningSum(new, None)) if is_fused else prefix_sum(new)
+        total = fused_running_sum(RunningSum(new, None)) if is_fused else prefix_sum_of_rows(new)
         return total if before is None else total + before.unsqueeze(1)
     if before is not None:
         new = torch.cat([new[:, :1] + decays[:, :1] * before.unsqueeze(1), new[:, 1:]], dim=1)

@@ -127,8 +127,10 @@ class _Windows:
             queries, values, pre, products = self._pre_activations(head, samples, rows)
             count = len(pre)  # R
             upstream = self._upstream(grad_out[head, samples, rows])  # g [R + s - 1, d_h]
-            grad = torch.bmm(upstream[:count].view(-1, _BLOCK, head_dim), self._received(head, values).mT)
-            grad = self._band(grad.view(-1, _BLOCK, self.keys, width)).reshape(count, size, width)  # dL/dh, dL/dpre
+            # [R / t, m * w, t]: libraries multiply the view z as such, but copy its transpose.
+            by_block = upstream[:count].view(-1, _BLOCK, head_dim).mT.contiguous()
+            by_key = torch.bmm(self._received(head, values), by_block)
+            grad = self._band_of_keys(by_key).reshape(count, size, width)  # a copy: dL/dh, then dL/dpre
             hidden = self._by_keys(_gelu(pre, out=self._buffer("hidden", count, size, width)))
             _gelu_backward(grad, pre, approximate="none", grad_input=grad)
             # dz_j[k] = sum_e h_(j+e),e[k] g_(j+e), by blocks of keys: [R, w * d_h]
@@ -137,8 +139,8 @@ class _Windows:
             torch.bmm(hidden, blocks, out=received.view(-1, _BLOCK * width, head_dim))
             sums, own = self._windows(upstream).sum(1), values[size - 1 :]
             grad_b2[head].addmm_(own.T, sums)
-            by_key = (own.T @ received).view(head_dim, width, head_dim)  # [c, k, a]
-            grad_w2[head].view(width, head_dim, head_dim).add_(by_key.transpose(0, 1))
+            outer = (own.T @ received).view(head_dim, width, head_dim)  # [c, k, a]
+            grad_w2[head].view(width, head_dim, head_dim).add_(outer.transpose(0, 1))
             grad_values = torch.mm(received, self._key_weight(head).T).addmm_(sums, self.b2[head].T)
             grad_table += grad.sum(0)
             found = [None, grad.sum(1), self._sums_at_keys(grad), grad_values]
@@ -210,6 +212,12 @@ class _Windows:
         """Returns a view of the pairs that count of [R / t, t, m, w]: [R / t, t, s, w]."""
         step = self.keys * self.width
         strides = _BLOCK * step, step + self.width, self.width, 1
+        return blocks.as_strided((len(blocks), _BLOCK, self.size, self.width), strides)
+
+    def _band_of_keys(self, blocks: Tensor) -> Tensor:
+        """Returns a view of the pairs that count of [R / t, m * w, t]: [R / t, t, s, w]."""
+        step = self.width * _BLOCK
+        strides = self.keys * step, step + 1, step, _BLOCK
         return blocks.as_strided((len(blocks), _BLOCK, self.size, self.width), strides)
 
     def _by_blocks(self, hidden: Tensor) -> Tensor:
