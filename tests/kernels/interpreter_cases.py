@@ -30,7 +30,7 @@ CASES = {
     "d64-w128": {"n": 9, "head_dim": 64, "width": 128, "heads": 1},
     "d128-w32": {"n": 9, "head_dim": 128, "heads": 1},
     "d16-w256": {"n": 5, "width": 256, "heads": 1},
-    "d24-w48": {"n": 17, "head_dim": 24, "width": 48, "per_sample": True, "batch": 2},
+    "d24-w48": {"n": 17, "head_dim": 24, "width": 48, "per_sample": True},
     "d80-w20-causal": {"n": 5, "head_dim": 80, "width": 20, "shared_output": True, "is_causal": True},
     "content": {"n": 17, "inputs": ("u_x", "u_y", "u_x*u_y"), "heads": 1},
     "product": {"n": 15, "inputs": ("u_x*u_y",), "is_causal": True, "heads": 1},
@@ -148,11 +148,11 @@ RAGGED = {
     "text": {"dim": 1, "regular": True},
     "text-causal": {"dim": 1, "regular": True, "is_causal": True},
     "mesh": {"dim": 3},
-    "raw-mesh-causal": {"dim": 3, "frequencies": 0, "is_causal": True},
+    "raw-mesh-causal": {"dim": 3, "frequencies": 0, "is_causal": True, "heads": 1},
     "keys-per-sample": {"num_queries": 5, "shared_queries": True},
-    "keys-per-sample-raw": {"num_queries": 5, "shared_queries": True, "frequencies": 0},
+    "keys-per-sample-raw": {"num_queries": 5, "shared_queries": True, "frequencies": 0, "heads": 1},
     "displacement": {"inputs": ("x-y",)},
-    "keys-and-distance": {"inputs": ("y", "distance", "u_y")},
+    "keys-and-distance": {"inputs": ("y", "distance", "u_y"), "heads": 1},
 }
 
 
@@ -172,8 +172,11 @@ def test_ragged_float32(problem, same, name):
     compare(ragged(problem, name), same, name)
 
 
-@pytest.mark.parametrize("workspace", [2_000_000, 1_500_000, 1], ids=["2 samples", "2 and 1 samples", "16 queries"])
-@pytest.mark.parametrize("name", ["text-causal", "keys-per-sample"])
+@pytest.mark.parametrize(
+    ("name", "workspace"),
+    [("text-causal", 2_000_000), ("text-causal", 1), ("keys-per-sample", 1_500_000), ("keys-per-sample", 1)],
+    ids=["text-2 samples", "text-16 queries", "keys-2 and 1 samples", "keys-16 queries"],
+)
 def test_ragged_chunks(problem, same, monkeypatch, name, workspace):
     """Chunks of two samples; those of the bias two and those of the kernels one; of 16 queries of one sample."""
     bounded(monkeypatch, workspace)

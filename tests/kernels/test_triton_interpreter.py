@@ -33,7 +33,9 @@ def run_cases(selection: str, environment: dict[str, str]) -> None:
     "selection",
     [
         "test_float32",
-        "test_float16 and (n33 or causal) or ragged_float32 and (causal or keys) or chunks or fragments or mates",
+        "test_float16 and (n33 or causal) or fragments or mates",
+        "ragged_float32 and (causal or keys)",
+        "chunks",
     ],
 )
 def test_small_tiles(selection):
