@@ -27,7 +27,6 @@ class Witness:
     representation_error: float  # largest difference between the integral and the formula
     obstruction: str  # the property of the class, and how the witness violates it
     gap: float  # size of the violation
-    threshold: float  # a violation counts above this
 
 
 def all_witnesses() -> Iterator[Witness]:
@@ -62,7 +61,6 @@ def content_dependent(count: int = 16, features: int = 3) -> Witness:
         _difference(operator(u), formula),
         "convolution is linear; ‖T(2u) − 2T(u)‖ / ‖T(u)‖",
         float(gap),
-        1e-3,
     )
 
 
@@ -85,7 +83,6 @@ def gaussian(count: int = 64, length: float = 0.5) -> Witness:
         _difference(actual, expected),
         "attention keeps constants constant; max − min of G_ℓ(1)",
         float(actual.max() - actual.min()),
-        1e-3,
     )
 
 
@@ -106,7 +103,6 @@ def position_weighted(count: int = 12, features: int = 3) -> Witness:
         _difference(operator(u, x), formula),
         "attention is permutation-equivariant; ‖T(πu) − πT(u)‖ / ‖T(u)‖",
         float(gap),
-        1e-3,
     )
 
 
@@ -135,7 +131,6 @@ def bidirectional(count: int = 32, length: float = 0.3) -> Witness:
         _difference(operator(u, t), formula),
         "a causal system ignores the future; change of S(u)(0) when u(T) changes",
         float(gap),
-        1e-6,
     )
 
 
@@ -162,7 +157,6 @@ def high_rank(states: int, count: int = 64) -> Witness:
         _difference(operator(u, t), formula),
         f"a state of size {states} gives a Hankel block of rank ≤ {states}; σ_{states + 1} / σ_1 of H_{states}",
         float(hankel[states] / hankel[0]),
-        1e-6,
     )
 
 

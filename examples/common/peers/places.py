@@ -12,7 +12,7 @@ class Places:
     """Positions x [B, n, s], their measure ω [B, n], which sums to 1, and γ. What is asked for is computed once."""
 
     def __init__(self, positions: Tensor, measure: Tensor | None, fourier: ITNetFourierFeatures):
-        self.positions, self.fourier = positions, fourier
+        self.positions, self.fourier, self.is_uniform = positions, fourier, measure is None
         if measure is None:
             measure = positions.new_ones(positions.shape[:2])
         self.measure = measure / measure.sum(1, keepdim=True)
@@ -22,6 +22,11 @@ class Places:
     def gamma(self) -> Tensor:
         """γ(x) [B, n, 2 L_f]."""
         return self.fourier(self.positions).to(self.positions.dtype)
+
+    @cached_property
+    def log_measure(self) -> Tensor | None:
+        """log ω [B, n], or None where no measure was given: a softmax feels nothing of a uniform one."""
+        return None if self.is_uniform else self.measure.clamp_min(torch.finfo(self.measure.dtype).tiny).log()
 
     @cached_property
     def pairs(self) -> Tensor:
