@@ -39,7 +39,7 @@ class Places:
         return torch.cdist(self.positions, self.positions, compute_mode="donot_use_mm_for_euclid_dist")
 
     def edges(self, radius: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples, queries i and keys j of all pairs with |x_i − x_j| < radius, each with itself: [E] each."""
+        """Returns samples, queries i and keys j of all pairs with |x_i − x_j| < radius, each with itself: [E] each."""
         if radius not in self._edges:
             self._edges[radius] = (self.distances < radius).nonzero(as_tuple=True)
         return self._edges[radius]

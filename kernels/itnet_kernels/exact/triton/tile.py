@@ -33,7 +33,7 @@ def row_offsets(i_first, i_unit, num_queries, BP: tl.constexpr, KC: tl.constexpr
 
 @triton.jit
 def position_rows(i_first, i_unit, num_queries, ROWS: tl.constexpr, KC: tl.constexpr):
-    """As :func:`row_offsets`, for rows in the order position * KC + unit."""
+    """Does the same as :func:`row_offsets` for rows in the order position * KC + unit."""
     o_row = tl.arange(0, ROWS)
     o_query = i_first + o_row // KC
     return tl.minimum(o_query, num_queries - 1), i_unit + o_row % KC, o_query < num_queries
