@@ -17,8 +17,11 @@ from matplotlib.figure import Figure
 from quickstart import ROOT, to_tensors
 from torch import Tensor
 
+from itnet_kernels import monte_carlo_transform
 from modeling_itnet import ITNetForImageClassification, ITNetImageProcessor, kernel_spectrum
+from modeling_itnet.integration.capture import operator_inputs
 from modeling_itnet.integration.choice import integrating
+from modeling_itnet.integration.proposal import draw_from_measure
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -76,21 +79,21 @@ def anchor_table(model, counts: list[int], *test: Tensor) -> None:
 @torch.no_grad()
 def monte_carlo_errors(model, counts: list[int], pixels: Tensor) -> list[float]:
     """Returns relative errors of the first layer's integral with samples from the measure, over 20 draws each."""
-    base = copy.deepcopy(model).itnet
-    inputs = {}
-    operator = base.layers[0].operator
-    operator.register_forward_pre_hook(lambda _, arguments: inputs.update(arguments=arguments[:2]))
+    operator = model.itnet.layers[0].operator
     with integrating("exact"):
-        base(pixel_values=pixels)
-        exact = operator.integral(*inputs["arguments"])
-    base.train()
+        features, domain = operator_inputs(model, {"pixel_values": pixels})[0]
+        exact = operator.integral(features, domain)
+    heads, kernel = features.unflatten(-1, (operator.num_heads, -1)), operator.kernel(domain.frequencies)
     torch.manual_seed(0)
     errors = []
     for count in counts:
-        base.config.num_samples = count
-        with integrating("monte_carlo"):
-            draws = [(operator.integral(*inputs["arguments"]) - exact).square().sum() for _ in range(20)]
-        errors.append(float((torch.stack(draws).mean() / exact.square().sum()).sqrt()))
+        total = 0.0
+        for _ in range(20):
+            drawn = draw_from_measure(domain.measure, count, is_causal=False)
+            given = {"indices": drawn.indices, "probabilities": drawn.probabilities, "measure": domain.measure}
+            estimate = monte_carlo_transform(heads, domain.coordinates, kernel, **given).flatten(-2)
+            total += float((estimate - exact).square().sum())
+        errors.append((total / 20) ** 0.5 / float(exact.norm()))
     return errors
 
 

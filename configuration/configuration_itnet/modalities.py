@@ -47,6 +47,7 @@ class Modality:
     has_cls: bool = False  # there is a [CLS] position that can be pooled
     is_ordered: bool = False  # positions have an order, so that a model can be causal
     grid_dim: int = 0  # axes of the grid that the positions form, whose windows are near fields; 0: they form none
+    has_edges: bool = False  # positions may be joined by edges (`edge_gate`), whose ends are near fields
     near_radius: float | None = None  # of the balls that are near fields elsewhere; None: every configuration says it
     has_tokens: bool = False  # there is a vocabulary, and a tokenizer
     parts: tuple[str, ...] = ()  # the modalities that lie on its joint domain, in the order of weights in `measure`
@@ -187,6 +188,7 @@ _ROWS = (
         "graph",
         position_dim=8,
         has_free_position_dim=True,
+        has_edges=True,
         encoder=".encoders.graph:ITNetGraphEncoder",
         heads=(Head(".heads.graph:ITNetForGraphClassification", "AutoModelForSequenceClassification", "graph-ml"),),
         processor=".processing.graph:ITNetGraphProcessor",

@@ -15,7 +15,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from itnet_kernels import KERNEL_INPUTS
 
-from .modalities import MODALITIES, find_modality
+from .modalities import MODALITIES, Modality, find_modality
 
 _MAY_BE_ZERO = (
     "num_fourier_features",
@@ -89,7 +89,7 @@ def _combinations(c) -> Iterator[tuple[bool, str]]:
     is_wrong = c.factor_decay and not (c.is_causal and c.position_dim == 1)
     yield is_wrong, f"{decay}: `is_causal` ({c.is_causal}) must be True and {dimension} 1"
     if "near_far" in c.integration_modes:
-        yield from _near_rules(c, row.grid_dim, modality)
+        yield from _near_rules(c, row, modality)
     is_outside = row.has_tokens and c.pad_token_id is not None and not 0 <= c.pad_token_id < c.vocab_size
     size = f"from 0 to {c.vocab_size - 1}, below `vocab_size` ({c.vocab_size})"
     yield is_outside, f"`pad_token_id` ({c.pad_token_id}) must be {size}, or None"
@@ -106,9 +106,9 @@ def _combinations(c) -> Iterator[tuple[bool, str]]:
     yield is_wrong, f"{measure} must hold one positive weight for each of {', '.join(row.parts)}"
 
 
-def _near_rules(c, grid_dim: int, modality: str) -> Iterator[tuple[bool, str]]:
+def _near_rules(c, row: Modality, modality: str) -> Iterator[tuple[bool, str]]:
     """Yields the rules about neighbourhoods, which "near_far" needs, in the same form."""
-    size = f"`near_size` ({c.near_size})"
+    size, grid_dim = f"`near_size` ({c.near_size})", row.grid_dim
     side = round(c.near_size ** (1 / max(grid_dim, 1)))
     if not c.is_causal:
         kind = "an odd number" if grid_dim == 1 else "the square of an odd number, such as 9, 25 or 49,"
@@ -116,7 +116,7 @@ def _near_rules(c, grid_dim: int, modality: str) -> Iterator[tuple[bool, str]]:
             grid_dim > 0 and (side**grid_dim != c.near_size or side % 2 == 0),
             f"{size} must be {kind} for {modality}",
         )
-    has_regions = grid_dim == 0 and not c.is_causal and not (c.modality == "graph" and c.edge_gate)
+    has_regions = grid_dim == 0 and not c.is_causal and not (row.has_edges and c.edge_gate)
     yield (
         has_regions and c.near_radius is None,
         f"`near_radius` (None) must be given for {modality}: the radius of the neighbourhoods of 'near_far', in units "

@@ -145,7 +145,8 @@ def pde(folder: Path) -> None:
 
 
 def meshes(folder: Path) -> None:
-    """Fields on irregular points: PINA's Poisson problem with a hole, PointNetCFD's flows, UQpy's elastic plate."""
+    """Fetches fields on irregular points: PINA's Poisson problem with a hole, PointNetCFD's flows, UQpy's elastic
+    plate."""
     from scipy.io import loadmat
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +179,7 @@ def meshes(folder: Path) -> None:
 
 
 def gutenberg(folder: Path) -> None:
-    """Paragraphs of novels, split by book, without what Project Gutenberg puts before and after them."""
+    """Fetches paragraphs of novels, split by book, without what Project Gutenberg puts before and after them."""
     for split, numbers in BOOKS.items():
         rows: dict[str, list] = {"text": [], "title": []}
         for number in numbers:

@@ -83,7 +83,7 @@ def row(what: str, printed: str, recomputed: str, agrees: bool) -> None:
 
 
 def parameters() -> None:
-    """Table app_param_breakdown: its rows are right, their sum is not what it prints."""
+    """Checks table app_param_breakdown: its rows are right, their sum is not what it prints."""
     kernel = WIDTH * INPUTS + WIDTH + (D_H**2 * WIDTH + D_H**2) * HEADS
     layer = kernel + 2 * D * D + 4 * D + 8 * D * D + 5 * D  # W^O, W_theta, layer norms, FFN
     for what, printed, count in (("a layer", 7.2, layer), ("12 layers, no embeddings", 86, LAYERS * layer)):
@@ -92,7 +92,7 @@ def parameters() -> None:
 
 
 def multiply_adds() -> None:
-    """Table imagenet at n = 197. Its GFLOPs are multiply-adds, as those of DeiT-S (4.6) show."""
+    """Checks table imagenet at n = 197. Its GFLOPs are multiply-adds, as those of DeiT-S (4.6) show."""
     for name, (layers, width, heads, printed) in MODELS.items():
         pairs = layers * heads * 197**2
         for what, count in (
@@ -104,7 +104,7 @@ def multiply_adds() -> None:
 
 
 def claims() -> None:
-    """Statements of the text against the tables that they are about."""
+    """Checks statements of the text against the tables that they are about."""
     small = [name for name in IMAGENET_SMALL if IMAGENET[name] > 81.4]
     large = [name for name in IMAGENET if name not in IMAGENET_SMALL and IMAGENET[name] > 83.9]
     better = f"{', '.join(small)} above S (81.4); {', '.join(large)} above B (83.9)"
@@ -217,7 +217,7 @@ def claims() -> None:
 
 @torch.no_grad()
 def initialisation() -> None:
-    """App. init: the norm of the initial kernel without b2, ITNet-B on random features and positions."""
+    """Checks App. init: the norm of the initial kernel without b2, ITNet-B on random features and positions."""
     torch.manual_seed(0)
     model = ITNetModel(ITNetConfig.from_preset("itnet-base", modality="signal", position_dim=2, num_hidden_layers=1))
     weights = find_operators(model)[0].kernel(model.fourier.frequencies)

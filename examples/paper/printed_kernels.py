@@ -16,7 +16,8 @@ from modeling_itnet.special_cases import IntegralOperator, Trajectory, Transitio
 
 
 def printed_rnn(module: nn.RNN, u: Tensor) -> Tensor:
-    """Eq. discrete_nonlinear_kernel: [product over s < tau <= t of diag(tanh'(a_tau)) W_h] W_u. u [B, T, d]."""
+    """Returns Eq. discrete_nonlinear_kernel: [product over s < tau <= t of diag(tanh'(a_tau)) W_h] W_u. u
+    [B, T, d]."""
     w_ih, w_hh, bias = _weights(module)
     hidden = torch.cat([u.new_zeros(len(u), 1, module.hidden_size), module(u)[0][:, :-1]], 1)  # h_(t-1)
     slope = 1 - (u @ w_ih.T + hidden @ w_hh.T + bias).tanh().square()  # [B, T, n]
@@ -25,7 +26,8 @@ def printed_rnn(module: nn.RNN, u: Tensor) -> Tensor:
 
 
 def printed_lstm(module: nn.LSTM, u: Tensor) -> Tensor:
-    """Eq. lstm_kernel: diag(o_t) tanh'(c_t) diag(product of f) diag(i_s) W_c, with W_c u_s for the candidate."""
+    """Returns Eq. lstm_kernel: diag(o_t) tanh'(c_t) diag(product of f) diag(i_s) W_c, with W_c u_s for the
+    candidate."""
     w_ih, w_hh, bias = _weights(module)
     hidden = cell = u.new_zeros(len(u), module.hidden_size)
     a, b, c = [], [], []
@@ -41,7 +43,8 @@ def printed_lstm(module: nn.LSTM, u: Tensor) -> Tensor:
 
 
 def printed_gru(module: nn.GRU, u: Tensor) -> Tensor:
-    """Prop. gru: diag(product of (1 - z)) diag(z_s) W_h, with W_h u_s as candidate; the paper's z is 1 - torch's."""
+    """Returns the kernel of Prop. gru: diag(product of (1 - z)) diag(z_s) W_h, with W_h u_s as candidate; the paper's
+    z is 1 - torch's."""
     w_ih, w_hh, bias = _weights(module)
     hidden = torch.cat([u.new_zeros(len(u), 1, module.hidden_size), module(u)[0][:, :-1]], 1)
     gates = linear(u, w_ih) + linear(hidden, w_hh) + bias
@@ -52,7 +55,7 @@ def printed_gru(module: nn.GRU, u: Tensor) -> Tensor:
 
 
 def _weights(module: nn.RNNBase) -> tuple[Tensor, Tensor, Tensor]:
-    """W_ih, W_hh and the sum of both biases, 0 if there are none."""
+    """Returns W_ih, W_hh and the sum of both biases, 0 if there are none."""
     w_ih, w_hh = module.weight_ih_l0, module.weight_hh_l0
     return w_ih, w_hh, module.bias_ih_l0 + module.bias_hh_l0 if module.bias else w_ih.new_zeros(len(w_ih))
 
@@ -67,13 +70,13 @@ LABELS = {nn.RNN: "Eq. discrete_nonlinear_kernel", nn.LSTM: "Eq. lstm_kernel", n
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """In the L2 norm."""
+    """Returns the relative error in the L2 norm."""
     return float((actual - expected).detach().norm() / expected.detach().norm())
 
 
 @torch.no_grad()
 def tangent_error(module: nn.Module, u: Tensor) -> float:
-    """Relative error of the exact kernel with phi'(a), without its rest, in the place of phi(a) / a."""
+    """Returns the relative error of the exact kernel with phi'(a), without its rest, in the place of phi(a) / a."""
     return relative_error(from_module(module, slope=tangent_slope)(u), module(u)[0])
 
 

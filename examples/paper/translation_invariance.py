@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def translates(u: Tensor) -> Tensor:
-    """Every shift of every signal: [B, n] -> [B n, n]."""
+    """Returns every shift of every signal: [B, n] -> [B n, n]."""
     return torch.cat([u.roll(k, -1) for k in range(u.shape[-1])])
 
 
 def invariant_part(kernel: Tensor) -> Tensor:
-    """The nearest kernel that depends on x - y only: the mean over each wrapped diagonal, [n, n] -> [n, n]."""
+    """Returns the nearest kernel that depends on x - y only: the mean over each wrapped diagonal, [n, n] -> [n, n]."""
     count = len(kernel)
     index = torch.arange(count)
     shifted = torch.stack([kernel[(index + k) % count][:, (index + k) % count] for k in range(count)])
@@ -35,25 +35,26 @@ def invariant_part(kernel: Tensor) -> Tensor:
 
 
 def orthogonal_share(kernel: Tensor) -> float:
-    """|K - K^TI| / |K|."""
+    """Returns |K - K^TI| / |K|."""
     return float((kernel - invariant_part(kernel)).norm() / kernel.norm().clamp(min=1e-300))
 
 
 def signals(count: int, samples: int) -> Tensor:
-    """Smooth random functions on the circle: [samples, n]."""
+    """Returns smooth random functions on the circle: [samples, n]."""
     spectrum = torch.randn(samples, count // 2 + 1, dtype=torch.complex128) / (1 + torch.arange(count // 2 + 1))
     return torch.fft.irfft(spectrum, count, norm="forward")
 
 
 def target(u: Tensor) -> Tensor:
-    """A nonlinear operator that commutes with translations: a blurred and a sharpened part."""
+    """Applies a nonlinear operator that commutes with translations: a blurred and a sharpened part."""
     return torch.tanh(u.roll(1, -1) + 0.5 * u) - 0.3 * u.roll(-2, -1)
 
 
 def descend(
     kernel: Callable[[], Tensor], parameters: list[Tensor], loss: Callable[[Tensor], Tensor], steps: int, rate: float
 ) -> list[tuple[float, float]]:
-    """Gradient descent on the parameters; every tenth step, the orthogonal shares of the gradient and the kernel."""
+    """Descends along the gradient of the parameters; returns, every tenth step, the orthogonal shares of the gradient
+    and the kernel."""
     history = []
     for step in range(steps):
         values = kernel()
@@ -68,7 +69,7 @@ def descend(
 
 
 def mlp_kernel(inputs: tuple[str, ...], count: int, width: int = 32, frequencies: int = 4):
-    """ITNet's own kernel on the circle, content left out: whole frequencies make it periodic."""
+    """Takes ITNet's own kernel on the circle, content left out: whole frequencies make it periodic."""
     sizes = {"x": 2 * frequencies, "y": 2 * frequencies, "x-y": 2 * frequencies}
     w1 = (0.3 * torch.randn(width, sum(sizes[name] for name in inputs))).requires_grad_()
     b1 = torch.zeros(width, requires_grad=True)

@@ -21,12 +21,12 @@ from modeling_itnet.special_cases import FunctionKernel, IntegralOperator
 
 
 def selective_blur(x: Tensor, y: Tensor, u_x: Tensor, u_y: Tensor) -> Tensor:
-    """kappa* = exp(-(x-y)^2 / 0.18) / (1 + exp(-4 u(x) u(y))): smooth, content and position."""
+    """Returns kappa* = exp(-(x-y)^2 / 0.18) / (1 + exp(-4 u(x) u(y))): smooth, content and position."""
     return torch.exp(-(x - y).square().squeeze(-1) / 0.18) * torch.sigmoid(4 * (u_x * u_y).sum(-1))
 
 
 def running_energy(x: Tensor, y: Tensor, u_x: Tensor, u_y: Tensor) -> Tensor:
-    """kappa* = 1[y <= x] u(y), so that F(u)(x) = integral of u^2 over [0, x]: a kernel with a jump."""
+    """Returns kappa* = 1[y <= x] u(y), so that F(u)(x) = integral of u^2 over [0, x]: a kernel with a jump."""
     return (y <= x).squeeze(-1) * u_y.sum(-1)
 
 
@@ -34,7 +34,7 @@ OPERATORS = {"selective blur": selective_blur, "running energy": running_energy}
 
 
 def functions(samples: int) -> Callable[[Tensor], Tensor]:
-    """Smooth random functions from a bounded set: points [n] -> values [samples, n, 1]."""
+    """Returns smooth random functions from a bounded set: points [n] -> values [samples, n, 1]."""
     modes = torch.arange(5)
     amplitude = (2 * torch.rand(samples, 1, 5) - 1) / (1 + modes)
     phase = 2 * math.pi * torch.rand(samples, 1, 5)
@@ -54,7 +54,8 @@ def apply(
 
 
 def fit(kernel, width: int, points: int, samples: int, steps: int, frequencies: int = 4) -> tuple[float, float]:
-    """Adam, then the best output layer by least squares; (sup, root mean square) error on functions not seen."""
+    """Fits by Adam, then the best output layer by least squares; returns the (sup, root mean square) error on
+    functions not seen."""
     torch.manual_seed(0)
     x = midpoints(points)
     train, test = (functions(samples)(x) for _ in range(2))
@@ -102,7 +103,7 @@ def fit(kernel, width: int, points: int, samples: int, steps: int, frequencies: 
 
 
 def slope(sizes: list[int], errors: list[float]) -> float:
-    """Exponent of a power law, by least squares on logarithms."""
+    """Returns the exponent of a power law, by least squares on logarithms."""
     x, y = torch.tensor(sizes).double().log(), torch.tensor(errors).double().log()
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 

@@ -27,7 +27,6 @@ class Witness:
     representation_error: float  # largest difference between the integral and the formula
     obstruction: str  # the property of the class, and how the witness violates it
     gap: float  # size of the violation
-    threshold: float  # a violation counts above this
 
 
 def all_witnesses() -> Iterator[Witness]:
@@ -39,7 +38,7 @@ def all_witnesses() -> Iterator[Witness]:
 
 
 def content_dependent(count: int = 16, features: int = 3) -> Witness:
-    """T(u)(x) = sigma(u(x) . u(x_0)) u(x): not linear, so no convolution (App. proof_conv (c)).
+    """Takes T(u)(x) = sigma(u(x) . u(x_0)) u(x), which is not linear, so no convolution (App. proof_conv (c)).
 
     The paper's kernel, a Dirac delta at y = x, contains u(x_0), which is not among the arguments of kappa. This one
     has its delta at y = x_0: sigma(u(x) . u(y)) u(x) u(y)^T / |u(y)|^2. On a finite domain a delta is n 1[y = x_0].
@@ -62,12 +61,12 @@ def content_dependent(count: int = 16, features: int = 3) -> Witness:
         _difference(operator(u), formula),
         "convolution is linear; ‖T(2u) − 2T(u)‖ / ‖T(u)‖",
         float(gap),
-        1e-3,
     )
 
 
 def gaussian(count: int = 64, length: float = 0.5) -> Witness:
-    """G_l(u)(x) = integral of exp(-|x - y|^2 / l^2) u(y): not an average, so no attention (App. strict1).
+    """Takes G_l(u)(x) = integral of exp(-|x - y|^2 / l^2) u(y), which is not an average, so no attention
+    (App. strict1).
 
     Attention maps a constant signal to a constant one. The closed form for u = 1 on [0, 1] is a difference of error
     functions; the operator integrates it by Gauss-Legendre quadrature.
@@ -85,12 +84,12 @@ def gaussian(count: int = 64, length: float = 0.5) -> Witness:
         _difference(actual, expected),
         "attention keeps constants constant; max − min of G_ℓ(1)",
         float(actual.max() - actual.min()),
-        1e-3,
     )
 
 
 def position_weighted(count: int = 12, features: int = 3) -> Witness:
-    """T_pos(u)(x) = integral of |x - y| u(y): not permutation-equivariant, so no attention without positions.
+    """Takes T_pos(u)(x) = integral of |x - y| u(y), which is not permutation-equivariant: no attention without
+    positions.
 
     The paper's own example does not show it (docs/paper_audit.md): its two points are symmetric, and swapping their
     features swaps the outputs. Any three points on a line do.
@@ -106,12 +105,12 @@ def position_weighted(count: int = 12, features: int = 3) -> Witness:
         _difference(operator(u, x), formula),
         "attention is permutation-equivariant; ‖T(πu) − πT(u)‖ / ‖T(u)‖",
         float(gap),
-        1e-3,
     )
 
 
 def bidirectional(count: int = 32, length: float = 0.3) -> Witness:
-    """S(u)(t) = integral of exp(-|t - s| / l) u(s): sees the future, so no causal recurrence (App. strictness1_rnn).
+    """Takes S(u)(t) = integral of exp(-|t - s| / l) u(s), which sees the future: no causal recurrence
+    (App. strictness1_rnn).
 
     The formula is two recurrences, one in each direction, which is how exponentials are summed in O(n).
     """
@@ -135,12 +134,11 @@ def bidirectional(count: int = 32, length: float = 0.3) -> Witness:
         _difference(operator(u, t), formula),
         "a causal system ignores the future; change of S(u)(0) when u(T) changes",
         float(gap),
-        1e-6,
     )
 
 
 def high_rank(states: int, count: int = 64) -> Witness:
-    """H_n(u)(t) = integral of sum over k <= n+1 of phi_k(t) phi_k(s) u(s): rank n+1, on cosines of period T.
+    """Takes H_n(u)(t) = integral of sum over k <= n+1 of phi_k(t) phi_k(s) u(s), of rank n+1, on cosines of period T.
 
     A linear recurrence with n states has, between the past of a time and its future, a Hankel block of rank n at most
     (its state is all that the future knows of the past); H_n has n+1.
@@ -162,7 +160,6 @@ def high_rank(states: int, count: int = 64) -> Witness:
         _difference(operator(u, t), formula),
         f"a state of size {states} gives a Hankel block of rank ≤ {states}; σ_{states + 1} / σ_1 of H_{states}",
         float(hankel[states] / hankel[0]),
-        1e-6,
     )
 
 
@@ -176,7 +173,8 @@ class PairForm:
 
 
 def mixed_difference(operator: Callable[[Tensor], Tensor], u: Tensor, query: int, keys: tuple[int, int]) -> float:
-    """|F(u + a + b) - F(u + a) - F(u + b) + F(u)| / |F(u)| at one query, with a and b changes at two other points.
+    """Returns |F(u + a + b) - F(u + a) - F(u + b) + F(u)| / |F(u)| at one query, with a and b changes at two other
+    points.
 
     An integral of kappa(x, y, u(x), u(y)) u(y) adds up what each y contributes by itself, so that this is 0 for every
     kappa. It is not 0 where the kernel of a pair depends on a third point: Z(x) of a softmax, gates, a sum of steps.
@@ -188,7 +186,7 @@ def mixed_difference(operator: Callable[[Tensor], Tensor], u: Tensor, query: int
 
 
 def pair_forms(features: int = 4, count: int = 8) -> Iterator[PairForm]:
-    """The operators of Theorems 1 to 3, the query last, so that causal ones see the two keys."""
+    """Yields the operators of Theorems 1 to 3, the query last, so that causal ones see the two keys."""
     u, x = torch.randn(1, count, features), torch.rand(count, 1)
     weights = KernelWeights(
         w1=torch.randn(16, 6 * 2 + 1 + 3 * features) / 3,
@@ -218,7 +216,8 @@ def pair_forms(features: int = 4, count: int = 8) -> Iterator[PairForm]:
 
 
 def _selective_scan(features: int) -> Callable[[Tensor], Tensor]:
-    """h_t = exp(A Delta(u_t)) h_(t-1) + Delta(u_t) B(u_t) u_t, y_t = C(u_t) h_t in each channel, one state each."""
+    """Returns the scan h_t = exp(A Delta(u_t)) h_(t-1) + Delta(u_t) B(u_t) u_t, y_t = C(u_t) h_t in each channel, one
+    state each."""
     step, b, c = (nn.Linear(features, size) for size in (features, 1, 1))
 
     def scan(u: Tensor) -> Tensor:

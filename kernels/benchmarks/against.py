@@ -41,7 +41,7 @@ def operator_cells() -> list[str]:
 
 
 def model_cells(names: tuple[str, ...], lengths: tuple[int, ...], layers: int) -> list[str]:
-    """Whole models, such as "model lr-8 196 2 forward"."""
+    """Returns the cells of whole models, such as "model lr-8 196 2 forward"."""
     return [f"model {name} {n} {layers} {kind}" for n in lengths for name in names for kind in KINDS]
 
 
@@ -65,7 +65,8 @@ class Checkout:
         self._process.wait()
 
     def measure(self, cell: str) -> dict[str, object]:
-        """{"seconds": ...} of one run, or {"error": ...} if this checkout does not have what the cell needs."""
+        """Returns {"seconds": ...} of one run, or {"error": ...} if this checkout does not have what the cell
+        needs."""
         print(cell, file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -77,7 +78,8 @@ class Checkout:
 
 
 def measure(rounds: int, here: Path, there: Path, cells: list[str], with_memory: bool = True) -> dict[str, dict]:
-    """Median and quartiles of time here / time there within a round, by cell. Who begins changes every round."""
+    """Returns median and quartiles of time here / time there within a round, by cell. Who begins changes every
+    round."""
     results = {}
     with Checkout(here) as first, Checkout(there) as second:
         for cell in track(cells, description="cells", transient=True):
@@ -99,7 +101,8 @@ def measure(rounds: int, here: Path, there: Path, cells: list[str], with_memory:
 
 
 def spread(ratios: list[float]) -> dict[str, object]:
-    """``is_more`` asks for a median beyond the noise and for three quarters of the rounds on the same side of 1."""
+    """Returns median and quartiles of the ratios, and whether they speak of a difference: ``is_more`` asks for a
+    median beyond the noise and for three quarters of the rounds on the same side of 1."""
     low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     middle = median(ratios)
     return {"ratio": middle, "low": low, "high": high, "is_more": middle > NOISE and low > 1}

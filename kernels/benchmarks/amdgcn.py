@@ -18,7 +18,7 @@ class LoopCounts(NamedTuple):
 
 
 def key_loop(listing: str) -> list[str]:
-    """Instructions of the loop with the most matrix instructions, of those that have no such loop inside.
+    """Returns instructions of the loop with the most matrix instructions, of those that have no such loop inside.
 
     What holds the kernel's end is no loop: the compiler moves rare cases behind it, which branch back.
     """
@@ -58,5 +58,5 @@ def count(body: list[str]) -> LoopCounts:
 
 
 def _width(opcode: str) -> int:
-    """Bytes of a lane."""
+    """Returns the bytes of a lane."""
     return next((_BYTES[part] for part in reversed(opcode.split("_")) if part in _BYTES), 4)

@@ -37,8 +37,8 @@ def parse() -> argparse.Namespace:
 
 
 def use_interpreter() -> None:
-    """Before Triton is imported. Large tiles: the interpreter takes as long for a small one. The fused backward, whose
-    tiles are many, is left to the checks that are meant for it."""
+    """Switches to Triton's interpreter, before Triton is imported. Tiles are large: it takes as long for a small one.
+    The fused backward, whose tiles are many, is left to the checks that are meant for it."""
     os.environ |= {"TRITON_INTERPRET": "1", "ITNET_FUSED_BACKWARD": "0"}
     for kernel in ("FORWARD", "POSITION_GRADIENT", "POSITION_WEIGHTS"):
         os.environ.setdefault(f"ITNET_{kernel}_CONFIG", "BP=16,ROWS=128,BK=128,num_warps=4,num_stages=1")
@@ -84,7 +84,7 @@ def known() -> list[str]:
 
 
 def describe(is_interpreted: bool) -> dict:
-    """The device, versions and the commit."""
+    """Returns the device, versions and the commit."""
     import torch
     import triton
 

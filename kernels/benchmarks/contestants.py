@@ -51,7 +51,7 @@ class Size:
         return max(1, self.tokens // n)
 
     def fields(self) -> dict[str, int]:
-        """As the configurations of Transformers name them."""
+        """Returns the sizes as the configurations of Transformers name them."""
         return {
             "hidden_size": self.width,
             "num_hidden_layers": self.layers,
@@ -72,7 +72,7 @@ class Contestant:
             self.model.eval()(**self.inputs)
 
     def loss(self) -> Tensor:
-        """The mean square of the features, and a tenth of the proposal's loss where there is one."""
+        """Returns the mean square of the features, and a tenth of the proposal's loss where there is one."""
         out = self.model.train()(**self.inputs)
         features = out if isinstance(out, Tensor) else out.last_hidden_state
         proposal_loss = None if isinstance(out, Tensor) else out.get("proposal_loss")
@@ -91,7 +91,8 @@ class Contestant:
 
 
 def taking_part(n: int, only: tuple[str, ...] | None = None) -> list[str]:
-    """Who takes part at this length, SDPA always. Packages that are not installed do not, nor long exact models."""
+    """Returns who takes part at this length, SDPA always. Packages that are not installed do not, nor long exact
+    models."""
     is_able = {name: bool(importlib.util.find_spec(module)) for name, module in PACKAGES.items()}
     is_able |= {"exact": n <= LONGEST_EXACT}
     is_wanted = lambda name: only is None or name in only or name == "sdpa"  # noqa: E731
@@ -99,7 +100,7 @@ def taking_part(n: int, only: tuple[str, ...] | None = None) -> list[str]:
 
 
 def contestant(name: str, n: int, size: Size) -> Contestant:
-    """One of NAMES at n positions; 196 of them are the patches of an image.
+    """Returns one of NAMES at n positions; 196 of them are the patches of an image.
 
     Elsewhere near_far is a text, whose neighbourhoods are windows, and the other modes are signals on a grid.
     """

@@ -30,7 +30,7 @@ def monte_carlo_seconds(device: Device, n: int) -> float:
 
 
 def break_even(device: Device, step: int = 16) -> int:
-    """The most positions, up to 1024, at which exact integration is not slower."""
+    """Returns the most positions, up to 1024, at which exact integration is not slower."""
     lengths = range(step, 1025, step)
     return max((n for n in lengths if exact_seconds(device, n) <= monte_carlo_seconds(device, n)), default=0)
 

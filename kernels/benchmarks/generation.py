@@ -36,7 +36,7 @@ ITNET = {
 
 
 def model(name: str, size: Size, longest: int) -> nn.Module:
-    """A causal language model of bytes for texts of up to ``longest`` tokens."""
+    """Returns a causal language model of bytes for texts of up to ``longest`` tokens."""
     torch.manual_seed(0)
     if name == PEER:
         width = {"n_embd": size.width, "n_layer": size.layers, "n_head": size.heads, "n_positions": longest}
@@ -75,7 +75,7 @@ class Decoder:
 
 
 def _tensors(layer) -> list[Tensor]:
-    """All tensors of a layer's cache in Transformers, in lists and tables too."""
+    """Returns all tensors of a layer's cache in Transformers, in lists and tables too."""
     found = []
     for value in vars(layer).values():
         values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -116,7 +116,8 @@ def measure(
 
 
 def summary(results: dict) -> str:
-    """Time per token and bytes of the cache by context; then training steps beside GPT-2's; then the machine."""
+    """Returns time per token and bytes of the cache by context; then training steps beside GPT-2's; then the
+    machine."""
     short, long = next(iter(results["decoding"].values()))["milliseconds"]
     head = ["one text", f"ms per token, context {short}", f"context {long}", "ratio (goal)"]
     rows = (

@@ -79,7 +79,8 @@ class Prediction(NamedTuple):
 
 
 def issue_slots(report: KernelReport) -> float:
-    """Slots of an element: all instructions, or the slowest pipe's. Those of AMD have their rates in them already."""
+    """Counts the slots of an element: all instructions, or the slowest pipe's. Those of AMD have their rates in them
+    already."""
     if report.mufu_per_element is None:
         return report.instructions_per_element or 0.0
     others = MUFU_COST * report.mufu_per_element, ALU_COST * report.alu_slots
@@ -87,7 +88,7 @@ def issue_slots(report: KernelReport) -> float:
 
 
 def layer_work(kernels: dict[str, KernelReport], heads: int, n: int, batch: int, shared_positions: bool) -> dict:
-    """The parts of a layer's sum over pairs, by pass."""
+    """Returns the parts of a layer's sum over pairs, by pass."""
     rows = heads * batch * n * WIDTH  # (position, hidden unit) of all heads
     elements, moments = rows * n, 2 * rows * HEAD_DIM
     sets = 1 if shared_positions else batch
@@ -96,7 +97,8 @@ def layer_work(kernels: dict[str, KernelReport], heads: int, n: int, batch: int,
     gemm = 2 * rows * HEAD_DIM * HEAD_DIM
 
     def pair_kernel(name: str, hbm: float = 0, gemms: int = 0) -> Work:
-        """The loop over keys, and what a row costs outside of it: ``gemms`` products with W2, loads and stores."""
+        """Counts the loop over keys, and what a row costs outside of it: ``gemms`` products with W2, loads and
+        stores."""
         report = kernels[name]
         flops = 2 * PRODUCTS[name] * HEAD_DIM * (report.flop_share or 1) * elements + gemms * gemm
 
@@ -127,7 +129,7 @@ def layer_work(kernels: dict[str, KernelReport], heads: int, n: int, batch: int,
 
 
 def predict(parts: dict[str, Work], device: Device, useful_flops: float, launches: int = 0) -> Prediction:
-    """Parts run one after the other; each takes as long as its slowest limit."""
+    """Adds up the parts, which run one after the other; each takes as long as its slowest limit."""
     total, by_limit = 0.0, dict.fromkeys(LIMITS, 0.0)
     for work in parts.values():
         times = work.seconds(device)
@@ -141,12 +143,13 @@ def predict(parts: dict[str, Work], device: Device, useful_flops: float, launche
 
 
 def useful_flops(heads: int, n: int, batch: int) -> float:
-    """What the mathematics of a forward needs; a backward counts three times as much."""
+    """Counts what the mathematics of a forward needs; a backward counts three times as much."""
     return heads * batch * n * WIDTH * HEAD_DIM * (4 * n + 2 * HEAD_DIM)
 
 
 def attention_work(heads: int, n: int, batch: int) -> dict[str, dict[str, Work]]:
-    """Flash-attention: an element is a pair here. 8 slots: one of the exponential at an eighth of the rate."""
+    """Counts the work of Flash-attention, whose element is a pair. It takes 8 slots: one of the exponential at an
+    eighth of the rate."""
     pairs, tokens = heads * batch * n * n, heads * batch * n * HEAD_DIM
     return {
         "forward": {"pairs": Work(4 * HEAD_DIM * pairs, 8 * pairs, hbm=8 * tokens)},
@@ -155,6 +158,7 @@ def attention_work(heads: int, n: int, batch: int) -> dict[str, dict[str, Work]]
 
 
 def model_seconds(layer: float, device: Device, layers: int, width: int, n: int, batch: int, is_step: bool) -> float:
-    """A whole model: its layers' sums over pairs, and the dense products, W_theta, W_O and the feed-forward layers."""
+    """Predicts a whole model: its layers' sums over pairs, and the dense products, W_theta, W_O and the feed-forward
+    layers."""
     dense = 2 * batch * n * (2 * width * width + 8 * width * width) * (3 if is_step else 1)
     return layers * (layer + dense / (0.7 * device.tflops * 1e12))

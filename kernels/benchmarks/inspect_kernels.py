@@ -26,7 +26,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "roofline.md"
 
 
 def roofline(devices: list[str] | None = None, loops_only: bool = False) -> list[dict]:
-    """A row for each device, model and length: milliseconds of a layer and of a model, limits and utilisations.
+    """Returns a row for each device, model and length: milliseconds of a layer and of a model, limits and
+    utilisations.
 
     ``loops_only`` leaves out what rows cost outside of the loops over keys.
     """
@@ -102,7 +103,7 @@ def main() -> None:
 
 
 def write_page(rows: list[dict]) -> None:
-    """A table for each GPU, between the marks of the page."""
+    """Writes a table for each GPU, between the marks of the page."""
     from run import write_between_marks
 
     parts = []

@@ -64,7 +64,7 @@ class ModeReport:
     serialised: str | None
 
     def faults(self) -> list[str]:
-        """Why this configuration must not ship; empty if nothing is wrong."""
+        """Returns why this configuration must not ship; empty if nothing is wrong."""
         found = []
         # Operands of float32 products are kept in three parts: a few of them may be spilled, out of thousands.
         if self.loop_spills > (self.loop_instructions // 50 if self.dtype == "fp32" else 0):
@@ -95,7 +95,8 @@ def _sum_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[di
 
 
 def _low_rank_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
-    """Rank 8, factors with 32 hidden units, blocks of 32 positions; DTYPE is a type of Triton."""
+    """Returns the constants of rank 8, factors with 32 hidden units and blocks of 32 positions; DTYPE is a type of
+    Triton."""
     sizes = {"R": 8, "R_PADDED": 16, "K": 32, "K_PADDED": 32, "BN": 64, "BLOCK": 32, "C": 32, "BC": 32, "ONE": 1}
     for name in ("D", "A"):
         sizes |= {name: head_dim, f"{name}_PADDED": power_of_two(head_dim)}
@@ -110,7 +111,8 @@ def _within_constants(*given) -> tuple[dict, dict]:
 
 
 def _feature_constants(arch: str, dtype: str, head_dim: int, width: int) -> tuple[dict, dict]:
-    """The sums of the vector form: 32 hidden units take the place of ranks, and C is the head size."""
+    """Returns the constants of the sums of the vector form: 32 hidden units take the place of ranks, and C is the head
+    size."""
     constants, options = _low_rank_constants(arch, dtype, head_dim, width)
     return constants | {"R": 32, "R_PADDED": 64, "C": head_dim, "C_PADDED": power_of_two(head_dim)}, options
 

@@ -19,7 +19,7 @@ PROPOSAL_BYTES = 40
 def list_work(
     counts: dict[str, dict], heads: int, n: int, batch: int, length: int, is_own: bool = True
 ) -> dict[str, dict[str, Work]]:
-    """The parts of a layer's sum over ``length`` keys per query, by pass."""
+    """Returns the parts of a layer's sum over ``length`` keys per query, by pass."""
     queries, lists = batch * n, (batch if is_own else 1) * n
     rows = heads * queries * WIDTH
     elements, moments = rows * length, 2 * rows * HEAD_DIM  # the latter in bytes
@@ -64,14 +64,14 @@ def list_launches(heads: int, n: int, batch: int, length: int, is_own: bool = Tr
 
 
 def list_seconds(counts: dict, device: Device, heads: int, n: int, batch: int, length: int, is_own: bool = True):
-    """(forward, backward) of a layer's sum over lists, as predictions."""
+    """Predicts (forward, backward) of a layer's sum over lists."""
     work = list_work(counts, heads, n, batch, length, is_own)
     launches = list_launches(heads, n, batch, length, is_own)
     return tuple(predict(work[kind], device, 1, launches[kind]) for kind in ("forward", "backward"))
 
 
 def low_rank_seconds(device: Device, heads: int, n: int, batch: int):
-    """(forward, backward) of a layer's low-rank kernel, as predictions: bytes and launches."""
+    """Predicts (forward, backward) of a layer's low-rank kernel from bytes and launches."""
     work = Work(hbm=LOW_RANK_BYTES * heads * n * batch)
     three = Work(hbm=3 * work.hbm)
     return (
@@ -81,5 +81,5 @@ def low_rank_seconds(device: Device, heads: int, n: int, batch: int):
 
 
 def proposal_seconds(device: Device, n: int, batch: int) -> float:
-    """What drawing from a learned proposal takes."""
+    """Returns what drawing from a learned proposal takes."""
     return PROPOSAL_BYTES * batch * n * n / device.hbm / 1e12

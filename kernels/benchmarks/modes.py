@@ -22,7 +22,7 @@ def measure(
     only: tuple[str, ...] | None = None,
     with_memory: bool = True,
 ) -> dict[str, dict]:
-    """Speeds by kind and length and, if GROWTH_LENGTH is among the lengths, growth beyond it."""
+    """Returns speeds by kind and length and, if GROWTH_LENGTH is among the lengths, growth beyond it."""
     cells = [(kind, n) for n in lengths for kind in KINDS]
     speed = {
         f"{kind}, n = {n}": speed_at(kind, n, rounds, size, only, with_memory)
@@ -35,7 +35,7 @@ def measure(
 def speed_at(
     kind: str, n: int, rounds: int, size: Size, only: tuple[str, ...] | None, with_memory: bool
 ) -> dict[str, dict]:
-    """Positions per second, speed over SDPA and peak bytes of all contestants."""
+    """Returns positions per second, speed over SDPA and peak bytes of all contestants."""
     field = {name: contestant(name, n, size) for name in taking_part(n, only)}
     times = interleaved({name: lambda c=c: c.run(kind) for name, c in field.items()}, rounds)
     del field
@@ -56,7 +56,7 @@ def speed_at(
 
 
 def growth(rounds: int, size: Size, names: list[str], n: int = GROWTH_LENGTH) -> dict[str, dict[str, float]]:
-    """Time at 2n over time at n, one sample each, by contestant and kind."""
+    """Returns the time at 2n over the time at n, one sample each, by contestant and kind."""
     size = Size(size.layers, size.width, size.heads, tokens=1)
     result = {name: {} for name in names}
     for name in track(names, description="growth", transient=True):
@@ -68,7 +68,7 @@ def growth(rounds: int, size: Size, names: list[str], n: int = GROWTH_LENGTH) ->
 
 
 def summary(results: dict) -> str:
-    """Speeds over SDPA of all contestants, then the figures that have goals, and the machine."""
+    """Returns speeds over SDPA of all contestants, then the figures that have goals, and the machine."""
     parts = [_speed_table(results["speed"])]
     if any(NEAR in row for row in results["speed"].values()):
         parts.append(_near_table(results["speed"]))
@@ -88,7 +88,7 @@ def summary(results: dict) -> str:
 
 
 def _speed_table(speed: dict[str, dict]) -> str:
-    """One row per length and kind, one column per contestant."""
+    """Returns one row per length and kind, one column per contestant."""
     columns = list(dict.fromkeys(name for row in speed.values() for name in row))
     has_memory = all("peak_bytes" in figures for row in speed.values() for figures in row.values())
 

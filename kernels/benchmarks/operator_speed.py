@@ -35,7 +35,7 @@ LARGEST_REFERENCE = Shape(batch=1, n=144, heads=6, head_dim=64, width=128)  # K_
 
 
 def patch_grid(n: int) -> Tensor:
-    """Patch centres of a square image, or a line of tokens where n is no square."""
+    """Returns patch centres of a square image, or a line of tokens where n is no square."""
     side = round(n**0.5)
     if side * side != n:
         return torch.nn.functional.pad(torch.arange(1, n + 1)[:, None] / n, (0, 1))
@@ -68,7 +68,7 @@ def measure(rounds: int) -> dict[str, dict]:
 
 
 def forward_efficiency(rounds: int) -> dict[str, float]:
-    """Rate of ``tiled`` over that of a 2048^3 float32 matrix product, and the same for its parts."""
+    """Returns the rate of ``tiled`` over that of a 2048^3 float32 matrix product, and the same for its parts."""
     shape = PAPER_SMALL
     u, positions, weights = make_inputs(shape)
     left, right = torch.randn(SGEMM_SIZE, SGEMM_SIZE), torch.randn(SGEMM_SIZE, SGEMM_SIZE)
@@ -95,7 +95,7 @@ def forward_efficiency(rounds: int) -> dict[str, float]:
 
 
 def _parts(shape: Shape) -> dict[str, object]:
-    """The four steps of a tile, alone and as often as a forward pass takes them, on tiles of 16 queries."""
+    """Returns the four steps of a tile, alone and as often as a forward pass takes them, on tiles of 16 queries."""
     queries, pairs = 16, shape.batch * shape.heads
     rows = queries * shape.width
     repeats = pairs * -(-shape.n // queries)
@@ -117,7 +117,7 @@ def _parts(shape: Shape) -> dict[str, object]:
 
 
 def speed_up_over_reference(rounds: int) -> dict[str, float]:
-    """Time of the definition over that of ``tiled``, at the largest size the definition has memory for."""
+    """Returns the time of the definition over that of ``tiled``, at the largest size the definition has memory for."""
     inputs = make_inputs(LARGEST_REFERENCE)
     with torch.no_grad():
         times = interleaved(
@@ -128,7 +128,7 @@ def speed_up_over_reference(rounds: int) -> dict[str, float]:
 
 
 def backward_cost(rounds: int, shape: Shape = PAPER_SMALL) -> dict[str, float]:
-    """Time of the backward over that of the forward."""
+    """Returns the time of the backward over that of the forward."""
     inputs = make_inputs(shape, requires_grad=True)
     grad = torch.randn_like(inputs[0])
     out = {}
@@ -141,7 +141,7 @@ def backward_cost(rounds: int, shape: Shape = PAPER_SMALL) -> dict[str, float]:
 
 
 def memory_per_token() -> dict[str, float]:
-    """Peak bytes of forward + backward at several n, each in a process of its own (see memory_probe.py).
+    """Returns peak bytes of forward + backward at several n, each in a process of its own (see memory_probe.py).
 
     Per token means what one more token costs, (peak(2n) - peak(n)) / tokens between them: the workspace of the tiles
     is a constant that would hide it at small n.
@@ -157,7 +157,7 @@ def memory_per_token() -> dict[str, float]:
 
 
 def summary(results: dict) -> str:
-    """The table of docs/speed.md."""
+    """Makes the table of docs/speed.md."""
     forward, memory = results["forward"], results["memory"]
     rows = [
         ("`tiled` forward, share of the machine's sgemm rate", f"{forward['share_of_sgemm']:.2f}", "≥ 0.68"),

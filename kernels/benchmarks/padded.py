@@ -14,7 +14,8 @@ GOALS = {EXACT: 1.3}
 
 
 def measure(rounds: int, size: Size, length: int = LENGTH, batch: int = BATCH) -> dict[str, dict]:
-    """Time of the padded batch over that of the whole one, by model and kind. Lengths are n/2 to n at random."""
+    """Returns the time of the padded batch over that of the whole one, by model and kind. Lengths are n/2 to n at
+    random."""
     size = replace(size, tokens=batch * length)
     settings = {EXACT: {"integration_mode": "exact", "kernel_hidden_size": 16}}
     settings |= {name: ITNET[name] for name in ("nf-25", "lr-8")}
@@ -32,7 +33,8 @@ def measure(rounds: int, size: Size, length: int = LENGTH, batch: int = BATCH) -
 
 
 def ragged_mask(batch: int, length: int) -> Tensor:
-    """[batch, length]: each sample keeps between half and all of its positions, the longest all of them."""
+    """Returns a mask [batch, length]: each sample keeps between half and all of its positions, the longest all of
+    them."""
     kept = torch.randint(length // 2, length + 1, (batch,), generator=torch.Generator().manual_seed(0))
     kept[0] = length
     return (torch.arange(length) < kept[:, None]).long()

@@ -21,12 +21,12 @@ MEMORY_GOAL, GROWTH_GOAL = 4e9, 2.2  # bytes of the whole process; time(n) / tim
 
 
 def ball_radius(n: int, neighbors: int = NEIGHBORS) -> float:
-    """Of balls that hold so many of n uniform points of the unit cube: n 4/3 pi r^3 = neighbors."""
+    """Returns the radius of balls that hold so many of n uniform points of the unit cube: n 4/3 pi r^3 = neighbors."""
     return (3 * neighbors / (4 * math.pi * n)) ** (1 / 3)
 
 
 def cloud(n: int, hidden_size: int = 64) -> Contestant:
-    """Two layers on n uniform points of the unit cube, one sample."""
+    """Makes two layers on n uniform points of the unit cube, one sample."""
     torch.manual_seed(0)
     config = ITNetConfig(
         modality="point_cloud",
@@ -45,7 +45,7 @@ def cloud(n: int, hidden_size: int = 64) -> Contestant:
 
 
 def run(n: int) -> dict[str, float]:
-    """Seconds of the two halves of a training step, and the largest resident memory of this process."""
+    """Returns seconds of the two halves of a training step, and the largest resident memory of this process."""
     cloud(1000).run("training step")  # libraries load and start their threads
     entry, kept = cloud(n), {}
     with PeakMemory() as memory:
@@ -55,7 +55,7 @@ def run(n: int) -> dict[str, float]:
 
 
 def measure(rounds: int, n: int) -> dict[str, object]:
-    """n/2 and n points in turn, each in a process of its own: the medians."""
+    """Measures n/2 and n points in turn, each in a process of its own, and returns the medians."""
     runs = {count: [] for count in (n // 2, n)}
     for _ in track(range(rounds), description="points", transient=True):
         for count, found in runs.items():

@@ -9,7 +9,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def judged(value: float, goal: float | None, at_most: bool = False) -> str:
-    """The value, and its goal beside it if there is one: "0.45 (≥ 0.50, missed)"."""
+    """Returns the value, and its goal beside it if there is one: "0.45 (≥ 0.50, missed)"."""
     if goal is None:
         return f"{value:.2f}"
     is_missed = value > goal if at_most else value < goal
@@ -17,7 +17,7 @@ def judged(value: float, goal: float | None, at_most: bool = False) -> str:
 
 
 def conditions(results: dict) -> str:
-    """What a reader needs to compare figures."""
+    """Returns what a reader needs to compare figures."""
     system = results["machine"]
     depth = f"{results['layers']} layers; " if "layers" in results else ""
     return (

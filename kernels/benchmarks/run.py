@@ -56,7 +56,7 @@ def chosen(arguments: argparse.Namespace) -> str:
 
 
 def prepare(name: str, arguments: argparse.Namespace, rounds: int) -> tuple[Callable[[], dict], Callable[[dict], str]]:
-    """What measures and what prints. Modules are imported here, as some need Transformers and some do not."""
+    """Returns what measures and what prints. Modules are imported here, as some need Transformers and some do not."""
     if name == "operator":
         import operator_speed
 

@@ -108,7 +108,7 @@ class KernelReport:
     serialised: str | None = None  # what ptxas says if it serialises the products
 
     def faults(self) -> list[str]:
-        """Why this configuration must not ship; empty if nothing is wrong."""
+        """Returns why this configuration must not ship; empty if nothing is wrong."""
         found = []
         # Operands of float32 products are kept in three parts: a few of them may be spilled, out of thousands.
         allowed = (self.loop_instructions or 0) // 50 if self.dtype == "fp32" else 0
@@ -136,7 +136,7 @@ def compile_kernel(
     arch: str = "sm_90", head_dim: int = 64, width: int = 128, dtype: str = "bf16",
     is_causal: bool = False, has_bias: bool = True, needs_measure: bool = False,
 ):  # fmt: skip
-    """The compiled kernel of one configuration (``triton.compile``)."""
+    """Returns the compiled kernel of one configuration (``triton.compile``)."""
     function = KERNELS[kernel][1].fn
     is_nvidia = arch.startswith("sm_")
     gelu = "erf" if dtype == "fp32" else "tanh.approx" if is_nvidia else "tanh"
@@ -169,12 +169,12 @@ def compile_kernel(
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an operand's element."""
+    """Counts the bytes of an operand's element."""
     return 4 if dtype == "fp32" else 2
 
 
 def major_of(arch: str) -> int | None:
-    """Major compute capability of an NVIDIA architecture."""
+    """Returns the major compute capability of an NVIDIA architecture."""
     return int(arch[3:]) // 10 if arch.startswith("sm_") else None
 
 
@@ -204,13 +204,13 @@ def _argument_type(name: str, dtype: str) -> str:
 
 
 def rows_of(report: "KernelReport") -> int:
-    """Rows of a program's tile."""
+    """Counts the rows of a program's tile."""
     problem = problem_of(report.arch, report.head_dim, report.dtype)
     return tile_rows(KERNELS[report.kernel][0], report.config, problem)
 
 
 def kernels_on(arch: str, head_dim: int = 64, dtype: str = "bf16") -> tuple[str, ...]:
-    """The kernels that run on ``arch``: those of device.has_fused_backward."""
+    """Returns the kernels that run on ``arch``: those of device.has_fused_backward."""
     kind = device_kind(major_of(arch))
     is_ampere = kind == "ampere"
     if head_dim > 64 or dtype == "fp32" or kind in ("blackwell", "other") or (is_ampere and head_dim < 64):
@@ -219,7 +219,7 @@ def kernels_on(arch: str, head_dim: int = 64, dtype: str = "bf16") -> tuple[str,
 
 
 def shipped_configs(kernel: str, arch: str = "sm_90", head_dim: int = 64, dtype: str = "bf16") -> list[dict[str, int]]:
-    """The configurations that autotuning would try on ``arch``, the default first."""
+    """Returns the configurations that autotuning would try on ``arch``, the default first."""
     return suitable_settings(KERNELS[kernel][0], problem_of(arch, head_dim, dtype))
 
 
@@ -263,7 +263,8 @@ _NVIDIA_TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvid
 
 
 def serialisation_message(ptx: str) -> str | None:
-    """The message C75xx with which ptxas says that it serialises the asynchronous products of a kernel, if it does."""
+    """Returns the message C75xx with which ptxas says that it serialises the asynchronous products of a kernel, if it
+    does."""
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "kernel.ptx")
@@ -283,7 +284,7 @@ def serialisation_message(ptx: str) -> str | None:
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
-    """(resource usage, SASS) by the tools that come with Triton."""
+    """Returns (resource usage, SASS) by the tools that come with Triton."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -296,12 +297,13 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
 
 
 def key_loop(sass: str) -> list[str]:
-    """Instructions of the loop over keys, opcode first: of the innermost loops that multiply, the largest."""
+    """Returns instructions of the loop over keys, opcode first: of the innermost loops that multiply, the largest."""
     return loop_and_surroundings(sass)[0]
 
 
 def loop_and_surroundings(sass: str) -> tuple[list[str], list[str]]:
-    """The loop over keys, and what runs once for each time that it runs: the rest of the loop around it, or of all.
+    """Returns the loop over keys, and what runs once for each time that it runs: the rest of the loop around it, or of
+    all.
 
     Behind the kernel's end are no loops over keys, but rare cases that the compiler moved out of their way.
     """
@@ -369,7 +371,7 @@ _WIDTHS = {"64": 8, "128": 16, "F32x2": 8, "F32x4": 16, "U8": 1, "S8": 1, "U16":
 
 
 def _count_bytes(report: KernelReport, lines: list[str], surroundings: list[str]) -> None:
-    """Bytes that the loop moves, and the rest for each row.
+    """Counts the bytes that the loop moves, and the rest for each row.
 
     Loads outside of the loop read the same lines many times, from L1: they are not counted for L2.
     """
@@ -387,7 +389,7 @@ def _count_bytes(report: KernelReport, lines: list[str], surroundings: list[str]
 
 
 def _bytes(lines: list[str], warps: int) -> tuple[int, int]:
-    """Bytes of a program through shared memory and L1, and through L2.
+    """Counts the bytes of a program through shared memory and L1, and through L2.
 
     An upper estimate: lanes that read the same address count as if they did not, and all branches as if taken.
     """

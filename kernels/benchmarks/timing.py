@@ -20,7 +20,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def interleaved(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every side in every round, after one round that is not counted."""
+    """Returns seconds of every side in every round, after one round that is not counted."""
     for run in sides.values():
         run()
     times = {name: [] for name in sides}
@@ -31,12 +31,13 @@ def interleaved(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def median_ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median over the rounds of the ratio within a round: what slows the machine down slows both sides of it."""
+    """Returns the median over the rounds of the ratio within a round: what slows the machine down slows both sides of
+    it."""
     return median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def own_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
-    """The last line that ``module`` of this folder prints in a process of its own."""
+    """Returns the last line that ``module`` of this folder prints in a process of its own."""
     command = [sys.executable, "-m", module, *arguments]
     here = os.path.dirname(os.path.abspath(__file__))
     done = subprocess.run(command, cwd=here, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True)
@@ -46,7 +47,7 @@ def own_process(module: str, *arguments: str, environment: dict[str, str] | None
 
 
 def peak_bytes(module: str, *arguments: str, environment: dict[str, str] | None = None) -> int:
-    """Growth of the peak resident memory while ``module`` runs its work in a process of its own.
+    """Measures how the peak resident memory grows while ``module`` runs its work in a process of its own.
 
     Freed tensors go back to the system at once there: memory that the C library keeps for later would otherwise hide
     what is allocated next.
@@ -76,7 +77,7 @@ class PeakMemory:
 
 
 def machine() -> dict[str, object]:
-    """What a reader needs to compare figures."""
+    """Returns what a reader needs to compare figures."""
     return {
         "processor": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),

@@ -18,7 +18,8 @@ NARROW = 32
 
 
 def measure(rounds: int, size: Size, widths: tuple[int, ...] = WIDTHS) -> dict[str, dict]:
-    """Speed over SDPA of the forward and of a training step, and time of a backward over that of its forward."""
+    """Returns the speed over SDPA of the forward and of a training step, and the time of a backward over that of its
+    forward."""
     field = {"sdpa": vit(size)}
     field |= {f"{w}": exact(w, "shared", size) for w in widths}
     field |= {f"{w}, per head": exact(w, "per_head", size) for w in widths if w in PER_HEAD}

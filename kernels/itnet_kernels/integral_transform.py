@@ -30,14 +30,14 @@ from .exact.tiled_backward import TiledBackward
 from .first_layer import position_row
 from .measure import over_mass, uniform_measure, visible_sum
 from .near.blocks import Blocks, check_blocks
-from .near.windows import window_sum
-from .operators import plain_gradients
+from .near.windows import WindowInputs, window_sum
+from .operators import plain_gradients, save_arguments, saved_arguments
 from .per_head import by_head
 from .positions import Coordinates
 from .sampled.list_step import is_list_step, list_step
 from .sampled.list_sum import block_sum, one_list
 from .sampled.sampled import SampledPairs
-from .transforms import is_batched, is_transformed, operator_namespace, recomputed
+from .transforms import is_transformed, needs_graph, operator_namespace, recomputed
 from .validation import batched, check_causal, check_measure, check_operands
 from .weights import KernelWeights, split_input_weights
 
@@ -206,7 +206,7 @@ def _window_transform(
         part.expand(num_heads, -1, -1) for part in (weights.output_weight(head_dim), weights.output_bias(head_dim))
     )
     values = heads * omega[..., None, None]
-    return window_sum(heads, *terms, values, table, columns["u_x*u_y"], w2, b2).to(u.dtype)
+    return window_sum(WindowInputs(heads, *terms, values, table, columns["u_x*u_y"], w2, b2)).to(u.dtype)
 
 
 def _given_gradients(given: PairInputs, grads: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -282,18 +282,9 @@ def _(grad_out, needs_measure, needs_positions, *arguments):
     return [torch.empty_like(getattr(inputs, name), memory_format=torch.contiguous_format) for name in names]
 
 
-def _setup_context(ctx, inputs, output):
-    inputs = PairInputs(*inputs)
-    tensors = {name: value for name, value in inputs._asdict().items() if isinstance(value, Tensor)}
-    ctx.save_for_backward(*tensors.values())
-    ctx.names, ctx.rest = list(tensors), inputs._replace(**dict.fromkeys(tensors))
-
-
 def _backward(ctx, grad_out):
-    inputs = ctx.rest._replace(**dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
-    needs = PairInputs(*ctx.needs_input_grad)
-    # The gradient itself will be differentiated, or is one of many.
-    if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
+    inputs, needs = PairInputs(*saved_arguments(ctx)), PairInputs(*ctx.needs_input_grad)
+    if needs_graph(grad_out):
         names = [name for name in DIFFERENTIABLE if getattr(needs, name)]
         grads = plain_gradients(plain_pair_sum, inputs, names, grad_out)
     else:
@@ -304,4 +295,4 @@ def _backward(ctx, grad_out):
     return tuple(lists.get(name, grads.get(name)) for name in PairInputs._fields)
 
 
-pair_sum.register_autograd(_backward, setup_context=_setup_context)
+pair_sum.register_autograd(_backward, setup_context=save_arguments)

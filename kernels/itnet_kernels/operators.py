@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .transforms import is_batched, is_transformed, operator_namespace
+from .transforms import is_transformed, needs_graph, operator_namespace
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "int", torch.dtype: "ScalarType"}
 
@@ -76,7 +76,7 @@ class KernelOperator:
             return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
 
         self.function, self.derivative = function, derivative
-        function.register_autograd(self._backward, setup_context=self._setup_context)
+        function.register_autograd(self._backward, setup_context=save_arguments)
         self.flops = {function: flops, derivative: lambda inputs: backward_ratio * flops(inputs)}
         self.flops_are_registered = False
         if "torch.utils.flop_counter" in sys.modules:
@@ -97,7 +97,7 @@ class KernelOperator:
             packet = operator._opoverload.overloadpacket
             number = len(operator._opoverload._schema.arguments) - len(self.kind._fields)  # before its fields
 
-            def formula(*shapes, count=count, number=number, out_shape=None, **kwargs):
+            def formula(*shapes, count=count, number=number, **_):
                 return count(self.kind(*shapes[number:]))
 
             register_flop_formula([packet])(formula)
@@ -113,26 +113,31 @@ class KernelOperator:
     def _names(self, wanted: list[bool]) -> list[str]:
         return [name for name, flag in zip(self.differentiable, wanted, strict=True) if flag]
 
-    @staticmethod
-    def _setup_context(ctx, inputs, output):
-        tensors = {number: value for number, value in enumerate(inputs) if isinstance(value, Tensor)}
-        ctx.save_for_backward(*tensors.values())
-        ctx.numbers = list(tensors)
-        ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
-
     def _backward(self, ctx, grad_out):
-        values = list(ctx.rest)
-        for number, tensor in zip(ctx.numbers, ctx.saved_tensors, strict=True):
-            values[number] = tensor
-        inputs, needs = self.kind(*values), self.kind(*ctx.needs_input_grad)
+        inputs, needs = self.kind(*saved_arguments(ctx)), self.kind(*ctx.needs_input_grad)
         wanted = [getattr(needs, name) for name in self.differentiable]
         names = self._names(wanted)
-        # The gradient itself will be differentiated, or is one of many.
-        if torch.is_grad_enabled() or is_transformed() or is_batched(grad_out):
+        if needs_graph(grad_out):
             grads = plain_gradients(self.plain, inputs, names, grad_out)
         else:
             grads = dict(zip(names, self.derivative(grad_out, wanted, *inputs), strict=True))
         return tuple(grads.get(name) for name in self.kind._fields)
+
+
+def save_arguments(ctx, inputs: tuple, output: Tensor) -> None:
+    """Keeps the arguments of an operator, and nothing else, for its backward."""
+    numbers = [number for number, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.save_for_backward(*(inputs[number] for number in numbers))
+    ctx.numbers = numbers
+    ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
+
+
+def saved_arguments(ctx) -> list:
+    """Returns what :func:`save_arguments` has kept."""
+    values = list(ctx.rest)
+    for number, tensor in zip(ctx.numbers, ctx.saved_tensors, strict=True):
+        values[number] = tensor
+    return values
 
 
 def plain_gradients(

@@ -31,6 +31,12 @@ def is_batched(tensor: Tensor) -> bool:
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
+def needs_graph(grad_out: Tensor) -> bool:
+    """Returns whether the gradient that a backward gets will itself be differentiated, or is one of many: then it goes
+    through ordinary operations."""
+    return torch.is_grad_enabled() or is_transformed() or is_batched(grad_out)
+
+
 def has_values(tensor: Tensor) -> bool:
     """Returns whether the tensor's values can be looked at: not while tracing, under vmap, or without storage."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()

@@ -62,16 +62,21 @@ def model_costs(config: ITNetConfig, counts: list[int], modes: tuple[str, ...] |
 
 
 def peer_name(config: ITNetConfig) -> str:
-    return "BERT (attention)" if config.modality == "text" else "ViT (attention)"
+    return "BERT (attention)" if _is_text(config) else "ViT (attention)"
 
 
 def peer_parameters(config: ITNetConfig) -> int:
     """Counts the parameters of a BERT or ViT of the same sizes. Nothing is allocated."""
     with torch.device("meta"):
-        if config.modality == "text":
+        if _is_text(config):
             return BertModel(BertConfig(**_shared(config, "vocab_size", "max_position_embeddings"))).num_parameters()
         image = {"image_size": config.image_shape, "patch_size": config.patch_sizes[0]}
         return ViTModel(ViTConfig(**_shared(config, "num_channels"), **image)).num_parameters()
+
+
+def _is_text(config: ITNetConfig) -> bool:
+    row = find_modality(config.modality)
+    return row.has_tokens and not row.parts
 
 
 def _shared(config: ITNetConfig, *more: str) -> dict[str, int]:

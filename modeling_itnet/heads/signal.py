@@ -64,6 +64,9 @@ class ITNetQueryLayer(nn.Module):
         return self.layernorm(hidden_states)
 
     def places(self, domain: Domain, query_positions: Tensor) -> Coordinates:
+        """Returns the coordinates of the queries, which are those of the keys where both are the same positions."""
+        if query_positions is domain.positions:
+            return domain.coordinates
         return Coordinates(query_positions, domain.frequencies, name="query_positions")
 
     def interpolated(self, features: Tensor, domain: Domain, places: Coordinates, is_local: bool) -> Tensor:

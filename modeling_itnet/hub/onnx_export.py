@@ -23,7 +23,7 @@ from itnet_kernels.integral_transform import pair_sum
 
 from ..generation.step import DecodingStep
 from ..heads.causal_lm import ITNetForCausalLM
-from ..modeling_itnet import ITNetPreTrainedModel
+from ..pretrained import ITNetPreTrainedModel
 
 
 def export_graph(

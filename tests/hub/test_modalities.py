@@ -233,3 +233,11 @@ class TestMistakes:
             ValueError, match=r"`modality` 'tides' takes \['levels', 'hours'\], but \['pixel_values'\]"
         ):
             ITNetModel(ITNetConfig(modality="tides", **SIZES))(pixel_values=torch.zeros(1, 3, 8, 8))
+
+    def test_ends_of_edges_are_near(self, monkeypatch):
+        """Without edges, the radius of balls must be given."""
+        settings = {"modality": "roads", "integration_mode": "near_far", **SIZES}
+        monkeypatch.setitem(MODALITIES, "roads", Modality("roads", position_dim=2, has_edges=True))
+        assert ITNetConfig(**settings).near_radius is None
+        with pytest.raises(ValueError, match=r"`near_radius` \(None\) must be given for `modality` \('roads'\)"):
+            ITNetConfig(**settings, edge_gate=False)

@@ -286,7 +286,7 @@ class TestCode:
             flatten.write_flat_sources(tmp_path, ITNetConfig())
 
     def test_absolute_import_in_try_asks_for_the_installed_package(self, sources):
-        assert "        from modeling_itnet.hub import export\n" in sources["image"]["modeling_itnet.py"]
+        assert "        from modeling_itnet.hub import export\n" in sources["image"]["modeling_itnet_pretrained.py"]
         assert "modeling_itnet_hub_export.py" not in sources["image"]
 
 

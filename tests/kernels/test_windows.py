@@ -35,9 +35,9 @@ def calls(monkeypatch):
     """How often the sum over windows was taken."""
     found = []
 
-    def counted(*arguments):
-        found.append(len(arguments[4]))
-        return windows.window_sum(*arguments)
+    def counted(inputs):
+        found.append(len(inputs.table))
+        return windows.window_sum(inputs)
 
     monkeypatch.setattr(sys.modules[integral_transform.__module__], "window_sum", counted)
     return found

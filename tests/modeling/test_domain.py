@@ -5,7 +5,14 @@ import torch
 
 from itnet_kernels import positions as positions_module
 from itnet_kernels.measure import uniform_measure
-from modeling_itnet import Domain, ITNetForGraphClassification, ITNetModel, ITNetOperator, Signal
+from modeling_itnet import (
+    Domain,
+    ITNetForGraphClassification,
+    ITNetForSignalRegression,
+    ITNetModel,
+    ITNetOperator,
+    Signal,
+)
 from modeling_itnet.integration.proposal import ITNetProposal
 
 MODES = {
@@ -52,6 +59,14 @@ class TestOncePerForward:
         assert len(of_all) == 1
         has_anchors = mode == "monte_carlo" and not training
         assert len(tables) == (mode == "exact" or has_anchors)
+
+    def test_queries_at_the_positions(self, tiny_config, tiny_inputs, count_calls):
+        """Once for the layers, and once for the query layer, whose queries are its keys."""
+        model = ITNetForSignalRegression(tiny_config("signal", num_hidden_layers=3))
+        calls = count_calls(positions_module, "fourier_features")
+        tables = count_calls(positions_module, "find_tables")
+        model(**tiny_inputs("signal"))
+        assert len(calls) == 2 and len(tables) == 2
 
     def test_proposal(self, tiny_model, tiny_inputs, count_calls):
         model = tiny_model("signal", num_hidden_layers=3, **MODES["monte_carlo"]).train()

@@ -44,7 +44,7 @@ class FourierNeuralOperator(nn.Module):
         )
 
     def state_dict(self, *args, **kwargs):
-        """Tensors only: FNO adds its constructor's arguments, which safetensors cannot hold."""
+        """Returns tensors only: FNO adds its constructor's arguments, which safetensors cannot hold."""
         state = super().state_dict(*args, **kwargs)
         state.pop("_metadata", None)
         return state

@@ -12,7 +12,7 @@ class Places:
     """Positions x [B, n, s], their measure ω [B, n], which sums to 1, and γ. What is asked for is computed once."""
 
     def __init__(self, positions: Tensor, measure: Tensor | None, fourier: ITNetFourierFeatures):
-        self.positions, self.fourier = positions, fourier
+        self.positions, self.fourier, self.is_uniform = positions, fourier, measure is None
         if measure is None:
             measure = positions.new_ones(positions.shape[:2])
         self.measure = measure / measure.sum(1, keepdim=True)
@@ -22,6 +22,11 @@ class Places:
     def gamma(self) -> Tensor:
         """γ(x) [B, n, 2 L_f]."""
         return self.fourier(self.positions).to(self.positions.dtype)
+
+    @cached_property
+    def log_measure(self) -> Tensor | None:
+        """log ω [B, n], or None where no measure was given: a softmax feels nothing of a uniform one."""
+        return None if self.is_uniform else self.measure.clamp_min(torch.finfo(self.measure.dtype).tiny).log()
 
     @cached_property
     def pairs(self) -> Tensor:
@@ -34,7 +39,7 @@ class Places:
         return torch.cdist(self.positions, self.positions, compute_mode="donot_use_mm_for_euclid_dist")
 
     def edges(self, radius: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples, queries i and keys j of all pairs with |x_i − x_j| < radius, each with itself: [E] each."""
+        """Returns samples, queries i and keys j of all pairs with |x_i − x_j| < radius, each with itself: [E] each."""
         if radius not in self._edges:
             self._edges[radius] = (self.distances < radius).nonzero(as_tuple=True)
         return self._edges[radius]

@@ -49,7 +49,7 @@ class SignalLinearAttention(SignalPeer):
 
 
 def physics_attention(values: Tensor, slices: Tensor, measure: Tensor, projections: nn.Linear) -> Tensor:
-    """Transolver's attention (Wu et al., 2024) among M tokens, each a mean over one slice of the domain.
+    """Applies Transolver's attention (Wu et al., 2024) among M tokens, each a mean over one slice of the domain.
 
     values v [B, H, n, d_h], slice weights s [B, H, n, M], which sum to 1 over M:
         z_m = Σ_j ω_j s_jm v_j / Σ_j ω_j s_jm,   z' = softmax(q(z) k(z)ᵀ / √d_h) v(z),   out_i = Σ_m s_im z'_m

@@ -27,12 +27,13 @@ class Case:
     is_repeated: bool = False  # twice also in the interpreter, where it costs most of the time
 
     def cast(self, dtype: torch.dtype) -> Tensors:
-        """The tensors as a kernel takes them."""
+        """Returns the tensors as a kernel takes them."""
         single = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         return {name: t.to(single if name in SINGLE else dtype) for name, t in self.tensors.items()}
 
     def evaluate(self, function: Callable[[Tensors], Tensor], tensors: Tensors) -> Tensors:
-        """The output, and the gradient of a fixed functional of it in every tensor that is not fixed, by name."""
+        """Returns the output, and the gradient of a fixed functional of it in every tensor that is not fixed, by
+        name."""
         if not self.has_gradients:
             with torch.no_grad():
                 return {"out": function(tensors)}
@@ -45,7 +46,7 @@ class Case:
 
     @staticmethod
     def upstream(out: Tensor) -> Tensor:
-        """dL/dout: random, the same for every dtype but for its rounding, and exact in all of them."""
+        """Returns dL/dout: random, the same for every dtype but for its rounding, and exact in all of them."""
         generator = torch.Generator().manual_seed(1)
         numbers = torch.randint(-8, 9, out.shape, generator=generator) / 4
         return numbers.to(out.device, out.dtype)

@@ -26,7 +26,7 @@ def cases(scope: Scope) -> list[Case]:
 
 
 def run(scope: Scope) -> Iterator[dict]:
-    """A row for each case and dtype. A kernel that raises has failed; the others still run."""
+    """Yields a row for each case and dtype. A kernel that raises has failed; the others still run."""
     for case in cases(scope):
         for dtype in scope.dtypes:
             row = {"family": case.family, "case": case.name, "dtype": str(dtype).removeprefix("torch.")}
@@ -76,7 +76,7 @@ def _error(actual: Tensor, expected: Tensor) -> float:
 
 
 def _allowed(case: Case, name: str, given: Tensors, expected: Tensors, plain: Tensors | None, dtype) -> float:
-    """The error that a result may have, in the 2-norm.
+    """Returns the error that a result may have, in the 2-norm.
 
     float32: a fixed share of its size. Half precision: twice the error of the same mathematics in plain PyTorch in
     that dtype, and two roundings of it. What should vanish is measured by the output.
@@ -90,7 +90,7 @@ def _allowed(case: Case, name: str, given: Tensors, expected: Tensors, plain: Te
 
 
 def _visible_mass_part(measure: Tensor, out: Tensor) -> float:
-    """The size of what the normalisation of a causal sum takes away from the gradient of the measure.
+    """Returns the size of what the normalisation of a causal sum takes away from the gradient of the measure.
 
     Both parts of it are rounded by themselves, before one is subtracted from the other.
     """

@@ -47,7 +47,7 @@ class Clock:
         return time.perf_counter() - self.start
 
     def measure(self, workload: Workload) -> dict:
-        """Milliseconds of forward and step and the peak memory; or why there are none."""
+        """Returns milliseconds of forward and step and the peak memory; or why there are none."""
         if workload.key not in self.known:
             if self.elapsed > self.seconds:
                 return {"failure": "not measured: time was up"}  # and not known: nobody tried
@@ -73,7 +73,8 @@ class Clock:
                 torch.cuda.empty_cache()
 
     def _milliseconds(self, run: Callable[[], object]) -> float:
-        """The median, after runs that compile and tune; without these in the interpreter, which does neither."""
+        """Returns the median, after runs that compile and tune; without these in the interpreter, which does
+        neither."""
         if not self.is_gpu:
             return self._once(run)
         for _ in range(WARM_UPS):
@@ -100,5 +101,5 @@ class Clock:
         return torch.cuda.memory_allocated()
 
     def _peak(self, before: int) -> float:
-        """Megabytes beyond the weights and inputs that were there."""
+        """Returns megabytes beyond the weights and inputs that were there."""
         return (torch.cuda.max_memory_allocated() - before) / 2**20

@@ -64,7 +64,7 @@ def _part(t: Tensors, along: slice) -> Tensors:
 
 
 def _in_two_parts(t: Tensors) -> Tensor:
-    """The second half of the positions continues from the state of the first."""
+    """Lets the second half of the positions continue from the state of the first."""
     middle = t["u"].shape[1] // 2
     first, state = _run(_part(t, slice(0, middle)), True, return_state=True)
     return torch.cat([first, _run(_part(t, slice(middle, None)), True, state=state)], dim=1)
@@ -89,7 +89,7 @@ def low_rank_cases(scope: Scope) -> list[Case]:
 
 
 def step_cases(scope: Scope) -> list[Case]:
-    """Three tokens, each from the state that the one before it left."""
+    """Takes three tokens, each from the state that the one before it left."""
 
     def by_token(t: Tensors) -> Tensor:
         count = t["u"].shape[1] - 3

@@ -17,7 +17,7 @@ def pair_sum(
     weights: KernelWeights,
     coefficients: Tensor,  # c_ij [B or 1, n_q, n_k]
 ) -> Tensor:
-    """sum_j c_ij K_ij u_j, [B, n_q, H, d_h], with every operation in the dtype of the features."""
+    """Returns sum_j c_ij K_ij u_j, [B, n_q, H, d_h], with every operation in the dtype of the features."""
     u_x, u_y = queries.unsqueeze(2), keys.unsqueeze(1)
     z = kernel_input(u_x, u_y, batched(query_positions), batched(key_positions), weights)
     hidden = gelu(z @ weights.w1.T + weights.b1)  # [B, n_q, n_k, H, w]
@@ -28,7 +28,8 @@ def pair_sum(
 
 
 def causal(measure: Tensor) -> Tensor:
-    """omega_ij of a causal sum: omega_j over the measure of all keys that query i sees. [B, n] -> [B, n, n]."""
+    """Returns omega_ij of a causal sum: omega_j over the measure of all keys that query i sees. [B, n] ->
+    [B, n, n]."""
     omega = measure.unsqueeze(1).expand(-1, measure.shape[1], -1).tril()
     mass = omega.sum(2, keepdim=True)
     return omega / mass.where(mass > 0, 1)
@@ -41,7 +42,8 @@ def listed(indices: Tensor, coefficients: Tensor, num_keys: int) -> Tensor:
 
 
 def factor_sum(phi: Tensor, psi_u: Tensor, u: Tensor, bias: Tensor, omega: Tensor, decay: Tensor | None) -> Tensor:
-    """sum_j omega_ij (sum_r e_ijr phi_i[r] (psi_j[r] . u_j) + bias u_j); psi_u [B, n, H, r], e [B, n, n, H, r]."""
+    """Returns sum_j omega_ij (sum_r e_ijr phi_i[r] (psi_j[r] . u_j) + bias u_j); psi_u [B, n, H, r], e
+    [B, n, n, H, r]."""
     omega = omega.to(u.dtype)
     seen = omega[..., None, None] * (1 if decay is None else decay.to(u.dtype))
     seen = seen * psi_u.unsqueeze(1)  # [B, n, n, H, r]
@@ -52,7 +54,7 @@ def factor_sum(phi: Tensor, psi_u: Tensor, u: Tensor, bias: Tensor, omega: Tenso
 def matrix_sum(
     f: Tensor, g: Tensor, matrices: Tensor, u: Tensor, bias: Tensor, omega: Tensor, decay: Tensor | None
 ) -> Tensor:
-    """sum_j omega_ij (sum_r e_ijr f_i[r] g_j[r] M_r + bias) u_j."""
+    """Returns sum_j omega_ij (sum_r e_ijr f_i[r] g_j[r] M_r + bias) u_j."""
     omega = omega.to(u.dtype)
     seen = omega[..., None, None] * (1 if decay is None else decay.to(u.dtype))
     seen = seen * f.unsqueeze(2) * g.unsqueeze(1)  # [B, n, n, H, r]
@@ -62,6 +64,7 @@ def matrix_sum(
 
 
 def decays(rates: Tensor, positions: Tensor) -> Tensor:
-    """e^(-lambda_r (x_i - x_j)) for j <= i, 1 elsewhere: rates [H, r], positions [B, n, 1] -> [B, n, n, H, r]."""
+    """Returns e^(-lambda_r (x_i - x_j)) for j <= i, 1 elsewhere: rates [H, r], positions [B, n, 1] ->
+    [B, n, n, H, r]."""
     apart = (positions - positions.transpose(1, 2)).clamp(min=0)  # x_i - x_j
     return torch.exp(-rates * apart[..., None, None])

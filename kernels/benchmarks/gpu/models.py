@@ -44,7 +44,8 @@ class Spec(NamedTuple):
 
 
 def spec(scope: Scope, modality: str, mode: str, model: str, is_paper_rank: bool = False) -> Spec:
-    """``model`` is S, B or L. The paper's low-rank rows have 64 ranks in all heads together, rounded up for each."""
+    """Returns the sizes of a model: ``model`` is S, B or L. The paper's low-rank rows have 64 ranks in all heads
+    together, rounded up for each."""
     size = scope.models[model]
     rank = math.ceil(scope.total_rank / size.heads) if is_paper_rank and mode == "low_rank" else scope.rank
     return Spec(modality, mode, size, rank)
@@ -131,7 +132,8 @@ def _peer(scope: Scope, given: Spec) -> nn.Module:
 
 
 def _inputs(scope: Scope, given: Spec) -> dict[str, torch.Tensor]:
-    """Texts are padded, as those of a tokenizer: the attention mask gives each its own positions and measure."""
+    """Makes inputs. Texts are padded, as those of a tokenizer: the attention mask gives each its own positions and
+    measure."""
     batch, inputs = scope.batch, {}
     if given.modality in ("image", "multimodal"):
         inputs["pixel_values"] = torch.randn(batch, 3, _pixels(scope), _pixels(scope))
@@ -147,7 +149,7 @@ def _inputs(scope: Scope, given: Spec) -> dict[str, torch.Tensor]:
 
 
 def decoding(scope: Scope, name: str, context: int, model: str = "B") -> Workload:
-    """Tokens of one text behind a context, one at a time; times are those of a token."""
+    """Decodes tokens of one text behind a context, one at a time; times are those of a token."""
     size = scope.models[model]
     return Workload(("decoding", name, context, size), lambda: _decoder(scope, name, context, size))
 

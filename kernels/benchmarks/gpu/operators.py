@@ -26,12 +26,13 @@ def shape_of(scope: Scope, heads: int, n: int) -> Shape:
 
 
 def list_length(scope: Scope, mode: str, n: int) -> int:
-    """Keys of a query."""
+    """Counts the keys of a query."""
     return {"near field": min(scope.near_size, n), "Monte Carlo": scope.num_samples}.get(mode, n)
 
 
 def flops(scope: Scope, mode: str, shape: Shape, rank: int) -> int:
-    """Matrix products of a forward that the mathematics needs; a backward counts three times as much, SDPA's 2.5."""
+    """Counts the matrix products of a forward that the mathematics needs; a backward counts three times as much,
+    SDPA's 2.5."""
     positions = shape.batch * shape.heads * shape.n
     if mode == ATTENTION:
         return 4 * positions * shape.n * shape.head_dim
@@ -103,7 +104,8 @@ def _build(scope: Scope, mode: str, shape: Shape, rank: int) -> Runs:
 
 
 def near_blocks(n: int, near_size: int, device: str):
-    """Square windows where the positions are a square, as those of an image, and windows of a line elsewhere."""
+    """Returns square windows where the positions are a square, as those of an image, and windows of a line
+    elsewhere."""
     side = round(n**0.5)
     if side * side == n:
         return window_blocks((side, side), round(near_size**0.5) // 2, device=device)

@@ -49,7 +49,7 @@ def _conditions(results: dict) -> str:
 
 
 def _checks(rows: list[dict]) -> str:
-    """One row for each case, one column for each dtype: the worst error over what is allowed."""
+    """Returns one row for each case, one column for each dtype: the worst error over what is allowed."""
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     found = {(row["family"], row["case"], row["dtype"]): row for row in rows}
     cases = list(dict.fromkeys(key[:2] for key in found))
@@ -83,7 +83,7 @@ def _tflops(row: dict, kind: str) -> float | None:
 
 
 def _timed(row: dict, kind: str) -> list[str]:
-    """Measured, predicted, and their ratio."""
+    """Returns what was measured, what was predicted, and their ratio."""
     measured, predicted = row.get(f"{kind}_ms"), row.get(f"predicted_{kind}_ms")
     ratio = None if measured is None or not predicted else measured / predicted
     return [_number(measured), _number(predicted), _number(ratio)]
@@ -102,7 +102,7 @@ def _operators(rows: list[dict], results: dict) -> str:
 
 
 def _training_steps(rows: list[dict], results: dict) -> str:
-    """Each model's step beside that of its peer of the same size."""
+    """Lists each model's step beside that of its peer of the same size."""
     head = ["modality", "model", "n", "mode", "step ms", "predicted", "ratio", "predicted limit"]
     head += ["speed over the peer", "peak MB", "note"]
     peers = {(row["modality"], row["model"]): row.get("step_ms") for row in rows if "SDPA" in row["mode"]}

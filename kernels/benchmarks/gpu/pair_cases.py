@@ -27,7 +27,7 @@ def problem(
     scope: Scope, n: int, *, dim: int = 2, per_sample: bool = False, padding: int = 0, regular: bool = False,
     head_dim: int | None = None, width: int | None = None,
 ) -> Tensors:  # fmt: skip
-    """Features, positions, measure and weights; the last sample ends in ``padding`` positions of measure 0."""
+    """Returns features, positions, measure and weights; the last sample ends in ``padding`` positions of measure 0."""
     draw, heads = Draw(scope.device), scope.check_heads
     samples = scope.samples if per_sample else scope.sharing
     head_dim, width = head_dim or scope.head_dim, width or scope.width
@@ -65,7 +65,7 @@ def _literal(t: Tensors, coefficients: Tensor) -> Tensor:
 
 def exact_cases(scope: Scope) -> list[Case]:
     def case(name: str, n: int, is_causal=False, is_repeated=False, is_trained=False, is_fused=False, **settings):
-        """``is_trained``: neither positions nor measure have gradients, as in a model, which takes other kernels."""
+        """Makes a case. With ``is_trained`` positions and measure have no gradients, which takes other kernels."""
 
         def expected(t: Tensors) -> Tensor:
             omega = literal.causal(t["measure"]) if is_causal else t["measure"].unsqueeze(1).expand(-1, n, -1)
@@ -123,7 +123,7 @@ def list_cases(scope: Scope) -> list[Case]:
 
 
 def _edges(scope: Scope) -> Case:
-    """Neighbours of a node with weights of their own, 0 where there is none."""
+    """Takes the neighbours of a node with weights of their own, 0 where there is none."""
     tensors, draw, n = problem(scope, scope.long, dim=3), Draw(scope.device, 1), scope.long
     indices = draw.integers(n, len(tensors["u"]), n, 3)
     tensors["coefficients"] = draw.normal(*indices.shape) * (draw.uniform(*indices.shape) > 0.3)
@@ -140,7 +140,7 @@ def _edges(scope: Scope) -> Case:
 
 
 def _anchors(scope: Scope) -> Case:
-    """All positions integrate over a few of their own, with the measure of whole clusters."""
+    """Lets all positions integrate over a few of their own, with the measure of whole clusters."""
     tensors, count = problem(scope, scope.long), max(2, scope.long // 8)
     indices, clusters = kmeans_anchors(tensors["positions"], tensors["measure"], count)
 
@@ -163,7 +163,7 @@ def _anchors(scope: Scope) -> Case:
 
 
 def _monte_carlo(scope: Scope, is_causal: bool) -> Case:
-    """Samples with replacement and their importance weights."""
+    """Draws samples with replacement, with their importance weights."""
     tensors, draw, n = problem(scope, scope.long, per_sample=is_causal), Draw(scope.device, 2), scope.long
     count = scope.num_samples
     indices = draw.integers(n, len(tensors["u"]), n, count)
@@ -183,7 +183,7 @@ def _monte_carlo(scope: Scope, is_causal: bool) -> Case:
 
 
 def step_cases(scope: Scope) -> list[Case]:
-    """The last query alone, without gradients, as a cache asks for it: over all keys, and over its window."""
+    """Asks for the last query alone, without gradients, as a cache does: over all keys, and over its window."""
     n = scope.long
     window = torch.arange(n - min(n, 4), n, device=scope.device).expand(scope.samples, 1, -1)
 

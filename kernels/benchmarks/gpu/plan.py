@@ -98,7 +98,7 @@ def _decoding(scope: Scope) -> list[PlannedRow]:
 
 
 def estimated_seconds(planned: list[PlannedRow]) -> dict[str, float]:
-    """Seconds of compiling (checks included) and of timing, from the predictions."""
+    """Returns seconds of compiling (checks included) and of timing, from the predictions."""
     by_key = {row.workload.key: row for row in planned}
     timing = 0.0
     for row in by_key.values():
@@ -111,7 +111,7 @@ def estimated_seconds(planned: list[PlannedRow]) -> dict[str, float]:
 
 
 def _timed_seconds(predicted: float) -> float:
-    """Of all rounds of one timing."""
+    """Returns the seconds of all rounds of one timing."""
     one = SLACK * predicted
     rounds = min(max(SECONDS_PER_TIMING / max(one, 1e-6), LEAST_ROUNDS), MOST_ROUNDS)
     return (WARM_UPS + rounds) * one

@@ -29,7 +29,8 @@ class Predicted(NamedTuple):
 
 
 def find_device(name: str) -> Device | None:
-    """The rates of a GPU by what its driver calls it: "NVIDIA H200" -> H200; None where nobody wrote them down."""
+    """Returns the rates of a GPU by what its driver calls it: "NVIDIA H200" -> H200; None where nobody wrote them
+    down."""
     return next((device for device in DEVICES if device.name.lower() in name.lower()), None)
 
 
@@ -52,7 +53,7 @@ class Predictions:
         return self._layer(mode, heads, n, shape.batch, has_own_positions=False)
 
     def _layer(self, mode: str, heads: int, n: int, batch: int, has_own_positions: bool) -> Predicted:
-        """The sums of one layer; a step is forward and backward."""
+        """Returns the sums of one layer; a step is forward and backward."""
         if mode in ("exact", ATTENTION):
             work = attention_work(heads, n, batch)
             if mode == "exact":
@@ -66,7 +67,8 @@ class Predictions:
         return Predicted(forward.seconds, forward.seconds + backward.seconds, backward.limit)
 
     def model(self, given: Spec) -> Predicted:
-        """The sums of all layers and the dense products; neither other layers nor the optimiser nor the host."""
+        """Returns the sums of all layers and the dense products; neither other layers nor the optimiser nor the
+        host."""
         scope, size = self.scope, given.size
         n, batch = positions_of(scope, given.modality), scope.batch
         names = {

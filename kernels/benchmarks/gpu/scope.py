@@ -62,7 +62,7 @@ PAPER_MODELS = {"S": ModelSize(12, 384, 6), "B": ModelSize(12, 768, 12), "L": Mo
 
 
 def on_gpu() -> Scope:
-    """The paper's shapes; ROCm calls its devices cuda as well."""
+    """Returns the paper's shapes; ROCm calls its devices cuda as well."""
     return Scope(
         "cuda", (torch.float32, torch.float16, torch.bfloat16), torch.bfloat16, True,
         samples=2, sharing=2, check_heads=2, head_dim=64, width=128, frequencies=64, rank=8, factor_hidden=32,
@@ -73,7 +73,7 @@ def on_gpu() -> Scope:
 
 
 def interpreted() -> Scope:
-    """As small as every path allows. Models of all sizes are the same one here, and so are lengths."""
+    """Returns sizes as small as every path allows. Models of all sizes are the same one here, and so are lengths."""
     small = ModelSize(1, 16, 1)
     return Scope(
         "cpu", (torch.float32, torch.float16), torch.float16, False,

@@ -10,7 +10,7 @@ from ..integral_transform import _NAMESPACE
 from .pair_inputs import PairInputs
 
 
-def pair_sum_flops(*shapes, out_shape=None, **_) -> int:
+def pair_sum_flops(*shapes, **_) -> int:
     """Returns the FLOPs of the sum from the shapes of its arguments, the fields of :class:`PairInputs`.
 
     There are 4 w d_h per pair and head, 2 w^2 more if there is a third layer, and 2 w d_h^2 per query and head for W2,

@@ -33,8 +33,8 @@ def _shapes(given: dict[str, Tensor | None]) -> dict[str, tuple[int, ...]]:
     schema=f"({_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _step(*given):
+    from ..exact.triton.device import on_device
     from ..sampled.triton.configs import power_of_two
-    from ..sampled.triton.device import on_device
     from .triton.step import launch_step  # imports triton, which may not be installed
 
     given = named_arguments(given)

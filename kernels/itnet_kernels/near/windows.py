@@ -12,12 +12,14 @@ the first have v = 0 and count for nothing.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, pad
 
-from ..transforms import is_batched, is_transformed
+from ..operators import plain_gradients
+from ..transforms import is_transformed, needs_graph
 
 # Queries of a block.
 _BLOCK = 4
@@ -28,23 +30,27 @@ _gelu = torch.ops.aten.gelu.out
 _gelu_backward = torch.ops.aten.gelu_backward.grad_input
 
 
-def window_sum(
-    queries: Tensor,  # u [B, n, H, d_h]
-    row: Tensor,  # [B, n, H, w]
-    column: Tensor,  # [B, n, H, w]
-    values: Tensor,  # v [B, n, H, d_h]
-    table: Tensor,  # [s, w], the row of e = s - 1 first
-    w_product: Tensor | None,  # W_had [w, d_h]
-    w2: Tensor,  # [H, w * d_h, d_h], rows (k, c), columns a
-    b2: Tensor,  # [H, d_h, d_h], rows c, columns a
-) -> Tensor:
+class WindowInputs(NamedTuple):
+    """Arguments of the sum."""
+
+    queries: Tensor  # u [B, n, H, d_h]
+    row: Tensor  # [B, n, H, w]
+    column: Tensor  # [B, n, H, w]
+    values: Tensor  # v [B, n, H, d_h]
+    table: Tensor  # [s, w], the row of e = s - 1 first
+    w_product: Tensor | None  # W_had [w, d_h]
+    w2: Tensor  # [H, w * d_h, d_h], rows (k, c), columns a
+    b2: Tensor  # [H, d_h, d_h], rows c, columns a
+
+
+def window_sum(inputs: WindowInputs) -> Tensor:
     """Returns the sum above, [B, n, H, d_h], which is differentiable in everything, to any order."""
-    arguments = (queries, row, column, values, table, w_product, w2, b2)
-    return plain_window_sum(*arguments) if is_transformed() else _WindowSum.apply(*arguments)
+    return plain_window_sum(inputs) if is_transformed() else _WindowSum.apply(*inputs)
 
 
-def plain_window_sum(queries, row, column, values, table, w_product, w2, b2) -> Tensor:
+def plain_window_sum(inputs: WindowInputs) -> Tensor:
     """Does the same in ordinary PyTorch operations, which keep n s w d_h numbers for a gradient."""
+    queries, row, column, values, table, w_product, w2, b2 = inputs
     size = len(table)
 
     def windows(rows: Tensor) -> Tensor:
@@ -67,19 +73,13 @@ class _WindowSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        arguments = ctx.saved_tensors
-        if not (torch.is_grad_enabled() or is_transformed() or is_batched(grad_out)):
+        inputs = WindowInputs(*ctx.saved_tensors)
+        if not needs_graph(grad_out):
             with torch.autocast(grad_out.device.type, enabled=False):  # a caller may still be inside of it
-                return _Windows(*arguments).backward(grad_out)
-        # The gradient itself will be differentiated, or is one of many.
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Views: partial derivatives are wanted, and the arguments depend on each other.
-            views = [None if tensor is None else tensor.view_as(tensor) for tensor in arguments]
-            wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
-            grads = torch.autograd.grad(plain_window_sum(*views), wanted, grad_out, create_graph=create_graph)
-        found = iter(grads)
-        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+                return _Windows(*inputs).backward(grad_out)
+        names = [name for name, needed in zip(inputs._fields, ctx.needs_input_grad, strict=True) if needed]
+        grads = plain_gradients(plain_window_sum, inputs, names, grad_out)
+        return tuple(grads.get(name) for name in inputs._fields)
 
 
 class _Windows:

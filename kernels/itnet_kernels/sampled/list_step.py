@@ -23,8 +23,9 @@ _SCHEMA = ", ".join(f"Tensor {name}" for name in _TENSORS)
     schema=f"({_SCHEMA}, Tensor? indices, int[] columns, bool has_frequencies, ScalarType operand_dtype) -> Tensor",
 )
 def _step(*given):
-    from .triton.configs import power_of_two  # these import triton, which may not be installed
-    from .triton.device import TRITON_TYPES, dot_precision, gelu_form, on_device
+    # These import triton, which may not be installed.
+    from ..exact.triton.device import TRITON_TYPES, dot_precision, gelu_form, on_device
+    from .triton.configs import power_of_two
     from .triton.step import list_step_kernel
 
     *tensors, indices, columns, has_frequencies, dtype = given

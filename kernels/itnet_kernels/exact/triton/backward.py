@@ -11,7 +11,7 @@ Sums over tiles (keys, W_uy, W_had, queries) are stored per tile and added up by
 
 from .configs import BACKWARD, autotune
 from .gelu import gelu_gate, gelu_slope, tl, triton
-from .tile import NOT_SPECIALISED, position_rows, tile_indices, virtual_queries
+from .tile import NOT_SPECIALISED, position_rows, program_indices, virtual_queries
 
 
 @autotune(BACKWARD)
@@ -57,9 +57,9 @@ def itnet_bwd_kernel(
     PRECISION: tl.constexpr,
 ):
     ROWS: tl.constexpr = BP * KC
-    i_batch, i_head, i_tile, i_first, i_unit = tile_indices(samples, W, BP, KC)
+    i_batch, i_head, i_first, i_unit = program_indices(samples, W, BP, KC)
     i_sample, i_group = i_head * all_samples + i_batch, i_head * samples + i_batch
-    i_partial = i_group * tl.num_programs(1) + i_tile
+    i_partial = i_group * tl.num_programs(1) + tl.program_id(1)
     p_keys += i_sample * padded_keys * D
     p_values += i_sample * padded_keys * D
     p_measure += i_batch * padded_keys

@@ -58,7 +58,7 @@ def itnet_bias_kernel(
     o_k, o_l = tl.arange(0, _KEYS), tl.arange(0, BL)
     b_w_distance, b_factor = tl.load(p_w_distance + o_unit), tl.load(p_factor + i_sample)
     o_fragment = ((i_sample * tl.num_programs(1) + i_block) * W + i_unit + tl.arange(0, BLOCKS)) * padded_keys * 16
-    p_bias += fragment_offsets(o_fragment, BLOCKS, _KEYS)
+    p_bias += fragment_offsets(o_fragment, _KEYS)
     for j in tl.range(0, padded_keys, _KEYS):
         o_y = i_sample * y_samples * padded_keys + j + o_k
         o_side = i_sample * key_samples * padded_keys + j + o_k

@@ -6,6 +6,10 @@ import os
 import torch
 
 from .configs import device_kind, is_interpreted
+from .gelu import tl
+
+#: PyTorch's types as Triton calls them.
+TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def gelu_form(dtype: torch.dtype, device: torch.device) -> str:

@@ -52,7 +52,7 @@ def itnet_fwd_kernel(
 
     if HAS_BIAS:
         o_block = bias_blocks(i_batch * bias_blocks_per_sample, i_first, i_unit, num_queries, W, BP, KC)
-        p_bias += fragment_offsets(o_block * padded_keys * 16, BLOCKS, BK)
+        p_bias += fragment_offsets(o_block * padded_keys * 16, BK)
         b_p = tl.load(p_bias)  # of the next key tile, as it is stored
     b_range = tl.load(p_range + i_batch)
     b_acc = tl.zeros([ROWS, D], tl.float32)

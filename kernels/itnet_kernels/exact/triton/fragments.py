@@ -25,8 +25,8 @@ _FRAGMENT = tl.constexpr(FRAGMENT)
 
 
 @triton.jit
-def fragment_offsets(o_block, BLOCKS: tl.constexpr, BK: tl.constexpr):
-    """Offsets [registers, BLOCKS, 32, neighbours] of the first BK keys of the fragments that begin at o_block."""
+def fragment_offsets(o_block, BK: tl.constexpr):
+    """Returns offsets [registers, blocks, 32, neighbours] of the first BK keys of the fragments from o_block on."""
     REGISTERS: tl.constexpr = 2 if BK < 64 else BK // 16
     NEIGHBOURS: tl.constexpr = 4 if BK == 16 else 8
     STEP: tl.constexpr = 512 if BK < 64 else 256

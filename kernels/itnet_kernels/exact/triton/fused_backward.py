@@ -102,7 +102,7 @@ def itnet_fused_bwd_kernel(
 
         if HAS_BIAS:
             o_block = bias_blocks(i_batch * bias_blocks_per_sample, i_first, i_unit, num_queries, W, ROWS, 1)
-            p_p = p_bias + fragment_offsets(o_block * padded_keys * 16, BLOCKS, BK)
+            p_p = p_bias + fragment_offsets(o_block * padded_keys * 16, BK)
         b_acc = tl.zeros([ROWS, D], tl.float32)
         b_dqv = tl.zeros([ROWS, D], tl.float32)
         b_dq = tl.zeros([ROWS], tl.float32)

@@ -52,7 +52,7 @@ def itnet_position_gradient_kernel(
     o_d, o_k = tl.arange(0, D)[None, :], tl.arange(0, BK)
     o_query, o_unit, m_row = row_offsets(i_first, i_unit, num_queries, BP, KC)
     o_block = bias_blocks(i_bias * bias_blocks_per_sample, i_first, i_unit, num_queries, W, BP, KC)
-    p_bias += fragment_offsets(o_block * padded_keys * 16, BLOCKS, BK) + key_offset(j, BK)
+    p_bias += fragment_offsets(o_block * padded_keys * 16, BK) + key_offset(j, BK)
     b_bias = from_fragments(tl.load(p_bias), BLOCKS, BK).to(tl.float32) * tl.load(p_range + i_bias)
     o_position = i_first + tl.arange(0, BP)
     m_position = (o_position < num_queries)[:, None]

@@ -99,7 +99,7 @@ def itnet_position_weights_kernel(
             b_qv = b_qv.to(p_keys.dtype.element_ty)
             i_bias = tl.cast(i_batch, tl.int64)
             o_block = bias_blocks(i_bias * bias_blocks_per_sample, i_first, i_unit, num_queries, W, BP, KC)
-            p_p = p_bias + fragment_offsets(o_block * padded_keys * 16, BLOCKS, BK)
+            p_p = p_bias + fragment_offsets(o_block * padded_keys * 16, BK)
             b_range = tl.load(p_range + i_batch)
             p_u = p_keys + i_sample * padded_keys * D
             p_v = p_measure + i_bias * padded_keys

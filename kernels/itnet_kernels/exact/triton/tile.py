@@ -32,19 +32,8 @@ def row_offsets(i_first, i_unit, num_queries, BP: tl.constexpr, KC: tl.constexpr
 
 
 @triton.jit
-def tile_indices(samples, W: tl.constexpr, BP: tl.constexpr, KC: tl.constexpr):
-    """As :func:`program_indices`, and the number of the tile before its first position and hidden unit.
-
-    Neighbouring programs are the heads of a sample, then those of the next one: they read the same bias.
-    """
-    heads = tl.num_programs(0) // samples
-    i_program, i_tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    return i_program // heads, i_program % heads, i_tile, (i_tile // (W // KC)) * BP, (i_tile % (W // KC)) * KC
-
-
-@triton.jit
 def position_rows(i_first, i_unit, num_queries, ROWS: tl.constexpr, KC: tl.constexpr):
-    """As :func:`row_offsets`, for rows in the order position * KC + unit."""
+    """Does the same as :func:`row_offsets` for rows in the order position * KC + unit."""
     o_row = tl.arange(0, ROWS)
     o_query = i_first + o_row // KC
     return tl.minimum(o_query, num_queries - 1), i_unit + o_row % KC, o_query < num_queries

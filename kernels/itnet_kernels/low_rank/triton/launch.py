@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from ...exact.triton.device import TRITON_TYPES, dot_precision, on_device
 from ...sampled.triton.configs import power_of_two
-from ...sampled.triton.device import TRITON_TYPES, dot_precision, on_device
 from .factors import expand_kernel, project_kernel
 from .features import feature_apply_kernel, feature_sum_kernel
 from .scan import scan_kernel

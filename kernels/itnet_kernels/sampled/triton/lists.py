@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ...exact.pair_inputs import POSITIONS, slices
 from ...exact.position_bias import bias_gradients
+from ...exact.triton.device import device_major, dot_precision, gelu_form, on_device
 from ...products import float32_product
 from ..list_sum import ListInputs
 from ..sampled import take_keys
 from .backward import list_bwd_kernel
 from .bias import list_bias_kernel
 from .configs import list_tile, power_of_two
-from .device import device_major, dot_precision, gelu_form, on_device
 from .forward import list_fwd_kernel
 from .sums import content_sum_kernel, pair_sum_kernel
 
