@@ -73,7 +73,8 @@ class ITNetFourierFeatures(nn.Module):
 class ITNetKernel(nn.Module):
     """Weights of the kernel MLP: W1 [w, kernel_input_size] shared by the heads, W2 [H, d_h^2, w] and b2 per head.
 
-    With ``kernel_input_sharing="per_head"`` every head has a W1 of its own, [H, w, kernel_input_size].
+    With ``kernel_input_sharing="per_head"`` every head has a W1 of its own, [H, w, kernel_input_size]. With
+    ``kernel_directions`` every coordinate has a W2 and a b2 as well: [H, s, d_h^2, w] and [H, s, d_h^2].
     """
 
     def __init__(self, config: ITNetConfig):
@@ -81,7 +82,7 @@ class ITNetKernel(nn.Module):
         self.inputs = tuple(config.kernel_inputs)
         self.head_dim = config.head_dim
         self.init_std, self.init_scale = config.initializer_range, config.kernel_init_scale
-        self.position_scale = config.kernel_position_scale
+        self.position_scale, self.bias_scale = config.kernel_position_scale, config.kernel_bias_scale
         width = config.kernel_hidden_size
         heads = config.num_attention_heads if config.kernel_output_sharing == "per_head" else 1
         own = (config.num_attention_heads,) if config.kernel_input_sharing == "per_head" else ()
@@ -94,6 +95,10 @@ class ITNetKernel(nn.Module):
             self.w_mid = self.b_mid = None
         self.w2 = nn.Parameter(torch.empty(heads, self.head_dim**2, width))
         self.b2 = nn.Parameter(torch.empty(heads, self.head_dim**2))
+        self.w2_directions = self.b2_directions = None
+        if config.kernel_directions:
+            self.w2_directions = nn.Parameter(torch.empty(heads, config.position_dim, self.head_dim**2, width))
+            self.b2_directions = nn.Parameter(torch.empty(heads, config.position_dim, self.head_dim**2))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -105,17 +110,22 @@ class ITNetKernel(nn.Module):
             scale = self.w1.new_ones(self.w1.shape[-1])
             scale[: len(scale) - content] = self.position_scale
             init.copy_(self.w1, self.w1 * scale)
-        init.zeros_(self.b1)
+        if self.bias_scale:
+            init.normal_(self.b1, std=self.bias_scale)
+        else:
+            init.zeros_(self.b1)
         if self.w_mid is not None:
             init.normal_(self.w_mid, std=1 / math.sqrt(width))
             init.zeros_(self.b_mid)
         init.normal_(self.w2, std=self.init_scale / math.sqrt(width))
         init.copy_(self.b2, torch.eye(self.head_dim, device="cpu").flatten().expand(self.b2.shape))
+        if self.w2_directions is not None:
+            init.normal_(self.w2_directions, std=self.init_scale / math.sqrt(width))
+            init.zeros_(self.b2_directions)
 
     def forward(self, frequencies: Tensor) -> KernelWeights:
-        return KernelWeights(
-            self.w1, self.b1, self.w2, self.b2, frequencies, self.inputs, w_mid=self.w_mid, b_mid=self.b_mid
-        )
+        own = {name: getattr(self, name) for name in ("w_mid", "b_mid", "w2_directions", "b2_directions")}
+        return KernelWeights(self.w1, self.b1, self.w2, self.b2, frequencies, self.inputs, **own)
 
 
 class ITNetOperator(nn.Module):

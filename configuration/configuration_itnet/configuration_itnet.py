@@ -82,6 +82,11 @@ class ITNetConfig(PreTrainedConfig):
             a head starts as the mean of the signal.
         kernel_position_scale: Factor of the initial weights in `W1` by which the kernel sees positions. With 10, say,
             its hidden units tell the places of a short window apart from the start.
+        kernel_bias_scale: Standard deviation of the initial `b1`. At 0, as in the paper, all hidden units bend where
+            their input is 0; otherwise each bends elsewhere, as a function of the distance alone needs.
+        kernel_directions: Let the kernel be affine in the displacement beside what its MLP makes of it:
+            `K = K⁰ + Σ_k (x_k − y_k) Kᵏ` with a `W2` and a `b2` for each of the `s` coordinates, as the force of a
+            pair has a strength and a direction. Sums then work on heads of `(1 + s) d_h` numbers, in float32.
         kernel_inputs: The groups that the kernel sees, of `"x"`, `"y"`, `"x-y"`, `"distance"`, `"u_x"`, `"u_y"`,
             `"u_x*u_y"`, where `x` is the query end and `y` the key end. They are stored in this order. Without any,
             the kernel is constant.
@@ -229,6 +234,8 @@ class ITNetConfig(PreTrainedConfig):
     kernel_num_layers: int = 2
     kernel_init_scale: float | int = 1e-3
     kernel_position_scale: float | int = 1.0
+    kernel_bias_scale: float | int = 0.0
+    kernel_directions: bool = False
     kernel_inputs: list[str] | tuple[str, ...] = KERNEL_INPUTS
     kernel_output_sharing: Literal["per_head", "shared"] = "per_head"
     kernel_input_sharing: Literal["shared", "per_head"] = "shared"

@@ -22,6 +22,7 @@ _MAY_BE_ZERO = (
     "fourier_seed",
     "kernel_init_scale",
     "kernel_position_scale",
+    "kernel_bias_scale",
     "position_init_scale",
     "exact_max_positions",
     "proposal_loss_weight",

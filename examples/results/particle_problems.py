@@ -88,9 +88,29 @@ def _itnet(label: str, **settings) -> Rival:
     return Rival(label, partial(PointwiseITNet, absolute=False), settings, knobs, is_itnet=True)
 
 
+#: A kernel with directions: a strength, which is a function of types and distance, and what points along x - y. The
+#: weights of the distance and the biases begin so that hidden units bend at distances of up to a third.
+DIRECTED = {
+    "kernel_directions": True,
+    "kernel_num_layers": 3,
+    "kernel_position_scale": 60.0,
+    "kernel_bias_scale": 2.0,
+}
+DISTANCE_INPUTS = ("distance", "u_x", "u_y", "u_x*u_y")
 NEAR_FAR = {"factor_form": "matrix", "rank": 4, "factor_hidden_size": 16, "kernel_hidden_size": 32}
 RIVALS = {
     "exact": _itnet("ITNet, exact", integration_mode="exact"),
+    "directions": Rival(
+        "ITNet, exact, with directions",
+        partial(PointwiseITNet, absolute=False),
+        {"integration_mode": "exact", **DIRECTED},
+        {
+            "num_hidden_layers": (1, 2),
+            "kernel_inputs": (DISTANCE_INPUTS, RELATIVE_INPUTS),
+            "kernel_hidden_size": (32, 16),
+        },
+        is_itnet=True,
+    ),
     "near_far": _itnet("ITNet, near and far", integration_mode="near_far", **NEAR_FAR),
     "low_rank": _itnet("ITNet, low rank", integration_mode="low_rank"),
     "interaction_network": Rival(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .backends import Backend, matmul_dtype, resolve_backend
+from .directions import along_directions
 from .exact.pair_inputs import DIFFERENTIABLE, POSITIONS, PairInputs
 from .exact.plain_pair_sum import plain_pair_sum
 from .exact.reference import reference_transform
@@ -94,6 +95,9 @@ def integral_transform(
         settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
         parts = by_head(integral_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
+    if weights.w2_directions is not None and backend != "reference":
+        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
+        return along_directions(integral_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys, num_heads, head_dim = u.shape
     num_queries, dtype = queries.shape[1], torch.promote_types(queries.dtype, torch.float32)

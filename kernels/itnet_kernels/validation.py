@@ -108,6 +108,11 @@ def check_weights(weights: KernelWeights, num_heads: int, head_dim: int) -> None
         raise ValueError("`weights.w_mid` and `weights.b_mid` go together: both for a 3-layer kernel, or none")
     if weights.w_mid is not None:
         expected |= {"w_mid": [*own, width, width], "b_mid": [*own, width]}
+    if (weights.w2_directions is None) != (weights.b2_directions is None):
+        raise ValueError("`weights.w2_directions` and `weights.b2_directions` go together: both, or none")
+    if weights.w2_directions is not None:
+        shape = [heads, weights.fourier.shape[1], head_dim**2]
+        expected |= {"w2_directions": [*shape, width], "b2_directions": shape}
     for name, shape in expected.items():
         actual = list(getattr(weights, name).shape)
         if actual != shape:

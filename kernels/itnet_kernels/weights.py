@@ -24,6 +24,9 @@ class KernelWeights(NamedTuple):
     which shares them. Heads share the hidden layers, unless each has its own: then ``w1``, ``b1``, ``w_mid`` and
     ``b_mid`` have a leading dimension H. With ``w_mid`` the MLP has a second hidden layer:
     ``h = GELU(w_mid GELU(w1 z + b1) + b_mid)``.
+
+    With ``w2_directions`` and ``b2_directions`` the kernel is affine in the displacement beside what its MLP makes of
+    it: ``K_xy`` is the matrix above plus ``sum_k (x_k - y_k) reshape(W2_k h + b2_k)``, one term per coordinate.
     """
 
     w1: Tensor  # [w, kernel_input_size] or [H, w, kernel_input_size]
@@ -34,6 +37,8 @@ class KernelWeights(NamedTuple):
     inputs: tuple[str, ...] = KERNEL_INPUTS
     w_mid: Tensor | None = None  # [w, w]
     b_mid: Tensor | None = None  # [w]
+    w2_directions: Tensor | None = None  # [H or 1, s, d_h * d_h, w]
+    b2_directions: Tensor | None = None  # [H or 1, s, d_h * d_h]
 
     def to(self, dtype: torch.dtype) -> "KernelWeights":
         """Returns the weights in ``dtype``. Frequencies stay: far from the origin, phases feel every digit."""
@@ -50,7 +55,10 @@ class KernelWeights(NamedTuple):
         own = {name: getattr(self, name) for name in ("w1", "b1", "w_mid", "b_mid")}
         own = {name: value if value is None else value[head] for name, value in own.items()}
         outer = slice(None) if len(self.w2) == 1 else slice(head, head + 1)
-        return self._replace(**own, w2=self.w2[outer], b2=self.b2[outer])
+        for name in ("w2", "b2", "w2_directions", "b2_directions"):
+            value = getattr(self, name)
+            own[name] = value if value is None else value[outer]
+        return self._replace(**own)
 
     def with_constant_unit(self) -> "KernelWeights":
         """Returns the same kernel with one hidden unit more, the constant 1, in place of b2."""

@@ -17,6 +17,7 @@ PAPER_TOTALS = {"itnet-pc": 3.1e6, "itnet-small": 22e6, "itnet-base": 86e6, "itn
 _COMPONENTS = {
     "kernel W1, b1": (("kernel.w1", "kernel.b1"), 0.89e6),
     "kernel W_mid, b_mid": (("kernel.w_mid", "kernel.b_mid"), None),
+    "kernel W2, b2 of directions": (("kernel.w2_directions", "kernel.b2_directions"), None),
     "kernel W2": (("kernel.w2",), 75.5e6),
     "kernel b2": (("kernel.b2",), 0.59e6),
     "low-rank factors": (("operator.factors", "decoder.factors"), None),

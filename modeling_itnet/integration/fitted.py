@@ -68,7 +68,9 @@ class FittedIntegral(nn.Module):
         self.kernel = copy.deepcopy(kernel).float() if config.integration_mode == "near_far" else None
         size = 0 if self.kernel is None else 2 * config.head_dim
         self.register_buffer("mixing", torch.zeros(config.num_attention_heads, size, config.head_dim))  # [T^T; B^T]
-        self.exact_weight = kernel.w2.detach().float()
+        parts = {name: getattr(kernel, name) for name in ("w2", "w2_directions", "b2_directions")}
+        #: What the hidden units of the exact kernel meet, but for b2.
+        self.exact = {name: part.detach().float() for name, part in parts.items() if part is not None}
 
     def install(self, owner: ITNetOperator | ITNetQueryLayer) -> None:
         """Makes these the parameters of an operator or a query layer."""
@@ -101,11 +103,13 @@ class FittedIntegral(nn.Module):
         if self.kernel is None:
             return call.wanted[..., :0]
         near = domain.near(config) if call.queries is None else find_near_keys(config, call.places, domain)
-        weights = self.kernel(domain.frequencies)._replace(w2=self.exact_weight)
+        weights = self.kernel(domain.frequencies)._replace(**self.exact)
         identity = torch.eye(heads.shape[-1], device=heads.device).flatten().expand_as(weights.b2)
         parts = (
             weights._replace(b2=torch.zeros_like(weights.b2)),
-            weights._replace(w2=torch.zeros_like(weights.w2), b2=identity),
+            weights._replace(
+                w2=torch.zeros_like(weights.w2), b2=identity, **dict.fromkeys(("w2_directions", "b2_directions"))
+            ),
         )
         integrals = [near_integral(heads, domain, part, near, config, call.queries, call.places) for part in parts]
         return torch.cat(integrals, dim=-1)
@@ -121,16 +125,18 @@ class FittedIntegral(nn.Module):
             right = right + torch.einsum("bnhf,bnha->hfa", regressors, call.wanted.double())
         size, near_size = right.shape[2], self.mixing.shape[1]
         sizes = [gram.shape[1] - near_size, near_size // 2, near_size // 2]
-        is_shared = len(self.exact_weight) < len(gram)
+        is_shared = len(self.exact["w2"]) < len(gram)
         solution = _least_squares(gram, right, sizes, near_size if is_shared else 0)  # [H, f, a]
         far, near = solution.split([sizes[0], near_size], dim=1)
         _set_factors(self.factors, *far.tensor_split([-size], dim=1))
         if self.kernel is not None:
             self.mixing.copy_(near)
-            count, width = self.exact_weight.shape[0], self.exact_weight.shape[2]
+            count = len(self.exact["w2"])
             mixed, constant = self.mixing[:count].split(size, dim=1)  # [H or 1, b, a], [H or 1, c, a]
-            weight = torch.einsum("hba,hbck->hack", mixed, self.exact_weight.view(count, size, size, width))
-            self.kernel.w2.copy_(weight.flatten(1, 2))
+            for name, part in self.exact.items():
+                number = part.shape[1] if name.endswith("directions") else 1
+                rows = part.reshape(count, number, size, -1)  # [H or 1, s or 1, b, c w]
+                getattr(self.kernel, name).copy_(torch.einsum("hba,hsbk->hsak", mixed, rows).view_as(part))
             self.kernel.b2.copy_(constant.mT.flatten(1))
 
 

@@ -4,7 +4,7 @@
 from torch import nn
 
 #: Names of the tensors that count as weight matrices.
-_DECAYED = ("weight", "w1", "w_mid", "w2")
+_DECAYED = ("weight", "w1", "w_mid", "w2", "w2_directions")
 
 
 def optimizer_param_groups(model: nn.Module, weight_decay: float) -> list[dict]:

@@ -50,10 +50,11 @@ def test_export_of_graphs_has_a_fixed_batch(make_model, make_inputs, predictions
         ("masked-lm", NEAR | {"near_size": 2, "is_causal": True, "kernel_num_layers": 3, "factor_form": "matrix"}),
         ("point-cloud", NEAR | {"near_radius": 0.5}),
         ("signal", NEAR | {"near_radius": 0.4, "kernel_input_sharing": "per_head"}),
+        ("point-cloud", {"kernel_directions": True}),
     ],
     ids=[
         *("image", "causal-three-layers", "other-queries"),
-        *("near-image", "near-text", "near-causal", "near-points", "near-queries"),
+        *("near-image", "near-text", "near-causal", "near-points", "near-queries", "directions"),
     ],
 )
 def test_graph_of_plain_operations(name, overrides, make_model, make_inputs, predictions):

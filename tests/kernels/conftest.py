@@ -12,7 +12,7 @@ from torch import Tensor
 from itnet_kernels import KERNEL_INPUTS, Blocks, KernelWeights, integral_transform, kernel_input_size
 from itnet_kernels.exact.pair_inputs import DIFFERENTIABLE, PairInputs
 
-TRAINED = ("w1", "b1", "w_mid", "b_mid", "w2", "b2")
+TRAINED = ("w1", "b1", "w_mid", "b_mid", "w2", "b2", "w2_directions", "b2_directions")
 
 
 @dataclass
@@ -93,6 +93,7 @@ def make_problem(
     shared_output: bool = False,
     num_queries: int | None = None,
     is_causal: bool = False,
+    directions: bool = False,
     seed: int = 0,
 ) -> Problem:
     """A random float64 problem. ``regular`` puts the points on a lattice whose spacing differs by axis and sample."""
@@ -113,7 +114,10 @@ def make_problem(
     columns = kernel_input_size(inputs, frequencies, dim, head_dim)
     outputs = 1 if shared_output else heads
     scale = 0.4
-    middle = {"w_mid": scale * normal(width, width), "b_mid": scale * normal(width)} if layers == 3 else {}
+    more = {"w_mid": scale * normal(width, width), "b_mid": scale * normal(width)} if layers == 3 else {}
+    if directions:
+        more["w2_directions"] = scale * normal(outputs, dim, head_dim**2, width)
+        more["b2_directions"] = scale * normal(outputs, dim, head_dim**2)
     weights = KernelWeights(
         w1=scale * normal(width, columns),
         b1=scale * normal(width),
@@ -121,7 +125,7 @@ def make_problem(
         b2=scale * normal(outputs, head_dim**2),
         fourier=2 * normal(frequencies, dim),
         inputs=inputs,
-        **middle,
+        **more,
     )
     return Problem(
         u=normal(batch, n, heads, head_dim),

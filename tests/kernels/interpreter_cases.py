@@ -38,6 +38,7 @@ CASES = {
     "displacement": {"n": 15, "inputs": ("x-y",), "heads": 1},
     "distance": {"n": 15, "inputs": ("distance", "u_y"), "heads": 1},
     "nothing": {"n": 3, "inputs": ()},
+    "directions": {"n": 9, "head_dim": 8, "heads": 1, "directions": True},
     "many-frequencies": {"n": 5, "heads": 1, "frequencies": 70},
 }
 # Positions that are data, as they are for models: the weights of Fourier features have a kernel of their own then.

@@ -101,6 +101,15 @@ class TestKernel:
         else:
             assert not w2.any()
 
+    def test_biases_and_directions(self, tiny_config):
+        """b1 bends hidden units elsewhere on request; a direction starts as small as W2, and without a constant."""
+        settings = {"kernel_bias_scale": 2.0, "kernel_directions": True}
+        kernel = ITNetModel(tiny_config("image", **WIDE, **settings)).layers[0].operator.kernel
+        assert_normal(kernel.b1, 2.0)
+        assert kernel.w2_directions.shape == (4, 2, 32 * 32, 64)
+        assert_normal(kernel.w2_directions, 1e-3 / 8)
+        assert not kernel.b2_directions.any()
+
     def test_middle_layer_keeps_the_spread(self, tiny_config):
         kernel = ITNetModel(tiny_config("image", **WIDE, kernel_num_layers=3)).layers[0].operator.kernel
         assert_normal(kernel.w_mid, 1 / 8)

@@ -25,6 +25,7 @@ CASES = {
     "causal": (ITNetForMaskedLM, TEXT | {"is_causal": True}, {"near_size": 5}, {"near_size": 63}),
     "one W2": (ITNetForMaskedLM, TEXT | {"kernel_output_sharing": "shared"}, {"near_size": 5}, {"near_size": 63}),
     "own W1": (ITNetForMaskedLM, TEXT | {"kernel_input_sharing": "per_head"}, {"near_size": 5}, {"near_size": 63}),
+    "directions": (ITNetForMaskedLM, TEXT | {"kernel_directions": True}, {"near_size": 5}, {"near_size": 63}),
     "points": (
         ITNetForPointCloudClassification,
         {"modality": "point_cloud"},

@@ -34,6 +34,12 @@ CASES = {
     "text-subset-of-inputs": (LINE, {"kernel_inputs": ("distance", "u_y", "u_x*u_y")}),
     "image-gated": (GRID_WITH_CLS, {"output_gate": True}),
     "text-causal-gated": (LINE, {"is_causal": True, "output_gate": True}),
+    "image-directions": (GRID_WITH_CLS, {"kernel_directions": True, "kernel_num_layers": 3}),
+    "scattered-directions-shared-output": (
+        SCATTERED,
+        {"kernel_directions": True, "kernel_output_sharing": "shared", "kernel_inputs": ("distance", "u_x", "u_y")},
+    ),
+    "text-causal-directions": (LINE, {"kernel_directions": True, "is_causal": True}),
     "image-four-heads": (GRID_WITH_CLS, {"num_attention_heads": 4, "rank": 4}),
 }
 
@@ -79,6 +85,9 @@ def literal_operator(operator, config, features, positions, measure, frequencies
                     if config.kernel_num_layers == 3:
                         hidden = gelu(kernel.w_mid @ hidden + kernel.b_mid)
                     flat = kernel.w2[output] @ hidden + kernel.b2[output]
+                    for k in range(len(x) if config.kernel_directions else 0):
+                        along = kernel.w2_directions[output, k] @ hidden + kernel.b2_directions[output, k]
+                        flat = flat + (x[k] - y[k]) * along
                     matrix = torch.stack([flat[row * size : (row + 1) * size] for row in range(size)])
                     total = total + omega[j] / mass * (matrix @ u_y)
                 heads.append(total)
@@ -129,6 +138,7 @@ class TestAlone:
         "low rank": {"approximate_mode": "low_rank"},
         "three layers": {"kernel_num_layers": 3},
         "gate": {"output_gate": True},
+        "directions": {"kernel_directions": True, "kernel_bias_scale": 1.0},
     }
 
     @pytest.mark.parametrize("settings", MODES.values(), ids=MODES)

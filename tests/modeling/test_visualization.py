@@ -12,6 +12,7 @@ from PIL import Image
 from itnet_kernels import kernel_matrices
 from modeling_itnet import ITNetModel
 from modeling_itnet.analysis import kernels
+from modeling_itnet.analysis.explorer import explore_kernels
 from modeling_itnet.analysis.kernels import kernel_norms
 from modeling_itnet.analysis.plots import plot_cloud_kernel, plot_image_kernel, plot_text_kernel
 
@@ -110,6 +111,8 @@ def test_clear_errors(tiny_model, tiny_inputs, tmp_path):
         )
     with pytest.raises(ValueError, match=r"`pixel_values` \[2, 3, 16, 16\] must be one image"):
         plot_image_kernel(model, torch.rand(2, 3, 16, 16), tmp_path / "map.png")
+    with pytest.raises(ValueError, match=r"`model` has kernels with directions \(`kernel_directions`\)"):
+        explore_kernels(tiny_model("image", kernel_directions=True), tiny_inputs("image"))
 
 
 def test_missing_matplotlib_names_the_extra(tiny_model, tmp_path, monkeypatch):

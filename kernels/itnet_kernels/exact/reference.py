@@ -44,6 +44,8 @@ def kernel_matrices(
 ) -> Tensor:
     """Returns K_ij = reshape(W2 GELU(W1 z_ij + b1) + b2) of every pair and head: [B, n_q, n_k, H, d_h, d_h].
 
+    A kernel with directions has further terms (:class:`KernelWeights`).
+
     Shapes as in :func:`reference_transform`, or :class:`Coordinates` for positions; float32 at least.
     """
     if weights.has_own_hidden:
@@ -64,6 +66,12 @@ def kernel_matrices(
             hidden = gelu(hidden @ weights.w_mid.T + weights.b_mid)
         w2 = weights.w2.expand(queries.shape[2], -1, -1)  # [H, d_h^2, w]
         matrices = torch.einsum("hkw,bijhw->bijhk", w2, hidden) + weights.b2
+        if weights.w2_directions is not None:
+            w2 = weights.w2_directions.expand(queries.shape[2], -1, -1, -1)  # [H, s, d_h^2, w]
+            directions = torch.einsum("hskw,bijhw->bijhsk", w2, hidden) + weights.b2_directions
+            x, y = (place.to(position_dtype(place.device)) for place in (query_positions, key_positions))
+            displacements = x.unsqueeze(2) - y.unsqueeze(1)  # [B or 1, n_q, n_k, s]
+            matrices = matrices + (displacements.to(dtype)[..., None, :, None] * directions).sum(-2)
         return matrices.unflatten(-1, (queries.shape[-1], queries.shape[-1]))
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..backends import Backend
+from ..directions import along_directions
 from ..measure import over_mass, uniform_measure, visible_sum
 from ..per_head import by_head
 from ..positions import Coordinates
@@ -46,6 +47,10 @@ def monte_carlo_transform(
         settings["backend"] = backend
         parts = by_head(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
+    if weights.w2_directions is not None:
+        settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
+        settings["backend"] = backend
+        return along_directions(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]
     check_indices(indices, batch, num_queries, num_keys, probabilities=probabilities)

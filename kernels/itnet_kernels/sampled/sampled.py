@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from ..backends import Backend, matmul_dtype, resolve_backend
+from ..directions import along_directions
 from ..first_layer import PositionWeights, position_row, position_term
 from ..per_head import by_head
 from ..positions import Coordinates
@@ -57,6 +58,9 @@ def sampled_transform(
         settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
         parts = by_head(sampled_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
+    if weights.w2_directions is not None:
+        settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
+        return along_directions(sampled_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1], coefficients=coefficients)
     if indices.shape[2] == 0:
@@ -178,6 +182,11 @@ class SampledPairs:
         keys = take_keys(keys, indices).transpose(2, 3)
         hidden = self._hidden(queries, x, gamma_x, indices, keys, y, gamma_y).mT  # [b, t, H, M, w]
         matrices = hidden @ self.weights.w2.mT + self.weights.b2.unsqueeze(1)  # [b, t, H, M, d_h^2]
+        if self.weights.w2_directions is not None:
+            displacements = (x.unsqueeze(2) - take_keys(y, indices)).to(matrices.dtype)  # [b, t, M, s]
+            for number, own in enumerate(displacements[:, :, None, :, :, None].unbind(-2)):
+                w2, b2 = self.weights.w2_directions[:, number], self.weights.b2_directions[:, number]
+                matrices = matrices + own * (hidden @ w2.mT + b2.unsqueeze(1))
         values = matrices.unflatten(-1, (self.head_dim, -1)) @ keys.unsqueeze(-1)  # [b, t, H, M, d_h, 1]
         return torch.linalg.vector_norm(values, dim=(2, 4, 5))
 

@@ -73,6 +73,8 @@ def collect(
     operators = find_operators(model)
     if not operators:
         raise ValueError(f"`model` ({type(model).__name__}) has no kernels to explore: it has no ITNet layers")
+    if any(operator.kernel is not None and operator.kernel.w2_directions is not None for operator in operators):
+        raise ValueError("`model` has kernels with directions (`kernel_directions`), which the page cannot compute")
     calls = operator_inputs(model, inputs)
     domain = calls[0].domain
     if domain.documents is not None:

@@ -31,6 +31,7 @@ def draw_config(draw: Draw, modality: str, **given) -> ITNetConfig:
         "fourier_scale": 1.0,
         "kernel_hidden_size": draw.integer("width", 1, 6),
         "kernel_num_layers": draw.choice("kernel layers", (2, 2, 3)),
+        "kernel_directions": draw.chance("directions", 0.25),
         "kernel_init_scale": 1.0,
         "kernel_inputs": draw.choice("all inputs", (GROUPS, None)) or draw.subset("inputs", GROUPS),
         "kernel_output_sharing": draw.choice("sharing", ("per_head", "shared")),

@@ -92,7 +92,8 @@ class Network:
 
     def integral(self, name: str, heads: Tensor, x: Tensor, omega: Tensor) -> Tensor:
         """The integral with the full kernel."""
-        kernel = {key: self.weights.get(f"{name}.kernel.{key}") for key in ("w1", "b1", "w_mid", "b_mid", "w2", "b2")}
+        names = ("w1", "b1", "w_mid", "b_mid", "w2", "b2", *oracle.DIRECTIONS)
+        kernel = {key: self.weights.get(f"{name}.kernel.{key}") for key in names}
         batch, count = heads.shape[:2]
         values = oracle.kernel_values(
             *(oracle.over_pairs(heads, batch, axis, count) for axis in (2, 1)),

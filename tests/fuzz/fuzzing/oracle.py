@@ -89,6 +89,9 @@ def pair_inputs(u_x: Tensor, u_y: Tensor, x: Tensor, y: Tensor, frequencies: Ten
     return torch.cat(columns, -1) if columns else u_x.new_zeros(*u_x.shape[:4], 0)
 
 
+DIRECTIONS = "w2_directions", "b2_directions"
+
+
 def kernel_values(u_x, u_y, x, y, weights: dict, inputs, r: Rounding) -> Tensor:
     """K_ij u_j of pairs, as in :func:`pair_inputs`: [B, n_q, n_k, H, d]."""
     z = pair_inputs(u_x, u_y, x, y, weights["fourier"], inputs, r)
@@ -98,6 +101,12 @@ def kernel_values(u_x, u_y, x, y, weights: dict, inputs, r: Rounding) -> Tensor:
     heads, size = u_x.shape[-2:]
     w2, b2 = (r(t.expand(heads, *t.shape[1:])) for t in (weights["w2"], weights["b2"]))
     matrices = torch.einsum("bijhk,hok->bijho", hidden, w2) + b2  # row-major d x d
+    if weights.get("w2_directions") is not None:
+        displacement = r.coordinate(x) - r.coordinate(y)  # [B, n_q, n_k, s]
+        for k in range(displacement.shape[-1]):
+            w2, b2 = (r(weights[name][:, k].expand(heads, *weights[name].shape[2:])) for name in DIRECTIONS)
+            own = torch.einsum("bijhk,hok->bijho", hidden, w2) + b2
+            matrices = matrices + displacement[..., k, None, None] * own
     return r(torch.einsum("bijhac,bijhc->bijha", r(matrices.unflatten(-1, (size, size))), u_y))
 
 
