@@ -147,9 +147,19 @@ def peer(label: str, name: str, **own) -> Contestant:
 
 #: Transformers begin with weights as large as those of the ITNets: their usual 0.02 is meant for wider models.
 LARGER = {"initializer_range": SETTINGS["initializer_range"]}
+#: What new language models begin with (docs/language.md), for as many positions as here.
+LANGUAGE = {
+    "output_gate": True,
+    "factor_decay": True,
+    "fourier_scale": 48.0,
+    "kernel_inputs": ("x-y", "u_x", "u_y", "u_x*u_y"),
+    "kernel_position_scale": 10.0,
+    "position_init_scale": 0.0,
+}
 MODELS = {
     "exact": itnet("ITNet, exact", integration_mode="exact"),
     "near_far": itnet("ITNet, near 4 and far"),
+    "near_far-gated": itnet("ITNet, near 4 and far, settings of language models", **LANGUAGE),
     "low_rank": itnet("ITNet, low rank 8", integration_mode="low_rank"),
     "gpt2": peer("GPT-2", "gpt2", **LARGER),
     "llama": peer("Llama (RoPE)", "llama", **LARGER),
