@@ -9,7 +9,7 @@ import pytest
 import torch
 
 MODELS = (
-    *("exact", "near_far", "low_rank"),
+    *("exact", "near_far", "near_far-gated", "low_rank"),
     *("gpt2", "llama", "linear_attention", "mamba"),
 )
 REPAIRS = ("low_rank-vector", "low_rank-decay", "low_rank-32", "near_far-16")
