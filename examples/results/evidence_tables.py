@@ -39,7 +39,7 @@ def rows(problem: Searched, found: dict[str, list[dict]], trivial: dict | None, 
             seconds = statistics.mean(log["training_cpu_seconds"] for log in logs)
             flops = logs[0]["training_flops"] / 1e9
             cells = [f"{logs[0]['parameters']:,}", f"{flops:.2f}", f"{logs[0]['steps']:,}", f"{seconds:.0f}"]
-        scores = [spread([log["test"][test] for log in logs]) for test in tests]
+        scores = [spread([log["test"][test] for log in logs], 4) for test in tests]
         table.append([problem.contestants[model].label, *scores, *cells, f"{len(logs)} of {seeds}"])
     return markdown(table)
 

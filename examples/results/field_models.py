@@ -16,14 +16,17 @@ class PointwiseITNet(nn.Module):
 
     ITNetForSignalRegression ends with a layer that queries other positions. It would hide what the mode of the layers
     can do, where it integrates in another one. With ``absolute`` false, features start from the values alone, so that
-    a kernel of relative inputs makes the model invariant to translations.
+    a kernel of relative inputs makes the model invariant to translations. With ``final_norm`` false, the linear map
+    reads the last layer as it is: the size of a sum over pairs, which a layer norm takes away, is what a force is.
     """
 
-    def __init__(self, config: ITNetConfig, absolute: bool = True):
+    def __init__(self, config: ITNetConfig, absolute: bool = True, final_norm: bool = True):
         super().__init__()
         self.itnet = ITNetModel(config)
         if not absolute:
             self.itnet.encoder.position_projection = Nothing()
+        if not final_norm:
+            self.itnet.layernorm = nn.Identity()
         self.regressor = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(

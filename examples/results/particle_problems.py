@@ -102,7 +102,7 @@ RIVALS = {
     "exact": _itnet("ITNet, exact", integration_mode="exact"),
     "directions": Rival(
         "ITNet, exact, with directions",
-        partial(PointwiseITNet, absolute=False),
+        partial(PointwiseITNet, absolute=False, final_norm=False),
         {"integration_mode": "exact", **DIRECTED},
         {
             "num_hidden_layers": (1, 2),
