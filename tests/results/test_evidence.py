@@ -187,7 +187,7 @@ def test_tables_say_what_logs_say(load_script, particles, logs):
     folder, _ = logs
     text = tables.page({"particles": particles}, folder, "evidence")
     values = [read(folder, f"particles.egnn.seed-{seed}")["test"]["n = 8"] for seed in (1, 2)]
-    spread = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+    spread = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
     row = next(line for line in text.splitlines() if line.startswith("| EGNN |"))
     assert spread in row and row.endswith("| 2 of 2 |")
     assert "| *no force* | 1.000 | 1.000 | 1.000 | 1.000 |" in text
