@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..first_layer import PositionWeights, distances, key_factors, position_tile
+from ..first_layer import PositionWeights, key_factors, length, position_tile
 from ..positions import find_tables
 from .pair_inputs import POSITIONS, PairInputs
 
@@ -143,15 +143,14 @@ def bias_gradients(
                 parts = (top * w_cosine).addcmul_(bottom, w_sine), (bottom * w_cosine).addcmul_(top, w_sine, value=-1)
                 found["query_features"] = torch.cat([part.sum(2) for part in parts], dim=-1)
     is_raw = w_relative is not None and not has_frequencies
-    needs_differences = is_raw or (w_distance is not None and needs_positions)
-    differences = x.unsqueeze(2) - y.unsqueeze(1) if needs_differences else None  # [c, t, m, s]
+    differences = x.unsqueeze(2) - y.unsqueeze(1) if is_raw or w_distance is not None else None  # [c, t, m, s]
     if is_raw:
         found["w_relative"] = (grad @ differences.to(grad.dtype)).sum((0, 1))
         if needs_positions:
             found["query_positions"] += grad.sum(3) @ w_relative
             found["key_positions"] -= grad.sum(1).mT @ w_relative
     if w_distance is not None:
-        lengths = distances(x, y).to(grad.dtype)  # [c, t, m]
+        lengths = length(differences).to(grad.dtype)  # [c, t, m]
         if grad.stride(2) == 1:  # [c, m, t, w] in memory, as one matrix
             by_pair = grad.permute(0, 3, 1, 2).reshape(-1, grad.shape[2])
             found["w_distance"] = by_pair.T @ lengths.mT.reshape(-1, 1)
