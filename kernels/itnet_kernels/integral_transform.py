@@ -91,12 +91,11 @@ def integral_transform(
     Returns:
         ``[B, n_q, H, d_h]`` in the dtype of the queries.
     """
+    settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
     if weights.has_own_hidden:
-        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
         parts = by_head(integral_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     if weights.w2_directions is not None and backend != "reference":
-        settings = {"measure": measure, "is_causal": is_causal, "blocks": blocks, "window": window, "backend": backend}
         return along_directions(integral_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     batch, num_keys, num_heads, head_dim = u.shape

@@ -42,14 +42,12 @@ def monte_carlo_transform(
             contributes nothing.
         backend: as in :func:`sampled_transform`.
     """
+    settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
+    settings["backend"] = backend
     if weights.has_own_hidden:
-        settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
-        settings["backend"] = backend
         parts = by_head(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     if weights.w2_directions is not None:
-        settings = {"indices": indices, "probabilities": probabilities, "measure": measure, "is_causal": is_causal}
-        settings["backend"] = backend
         return along_directions(monte_carlo_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     (batch, num_keys), num_queries = u.shape[:2], queries.shape[1]

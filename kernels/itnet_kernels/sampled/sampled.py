@@ -54,12 +54,11 @@ def sampled_transform(
         coefficients: c_im ``[B, n_q, M]``, of either sign; 0 for an entry that does not count.
         backend: as in :func:`integral_transform`; "reference" is "tiled" here.
     """
+    settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
     if weights.has_own_hidden:
-        settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
         parts = by_head(sampled_transform, u, positions, weights, queries, query_positions, **settings)
         return torch.cat(parts, dim=2)
     if weights.w2_directions is not None:
-        settings = {"indices": indices, "coefficients": coefficients, "backend": backend}
         return along_directions(sampled_transform, u, positions, weights, queries, query_positions, **settings)
     queries, x, y = check_operands(u, positions, weights, queries, query_positions)
     check_indices(indices, u.shape[0], queries.shape[1], u.shape[1], coefficients=coefficients)
